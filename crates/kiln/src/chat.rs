@@ -1,4 +1,4 @@
-//! Talking with a model: its chat templates, and a conversation that is fed turn by turn.
+//! Chat: the chat templates of a model, and a conversation that is fed turn by turn.
 
 use std::{collections::BTreeMap, fs};
 
@@ -15,8 +15,9 @@ use crate::{
     sequence::Sequence,
 };
 
-/// The templates and special tokens of a model, from where transformers takes them: `chat_template.jinja` and
-/// `additional_chat_templates/NAME.jinja`, or else `chat_template` in `tokenizer_config.json`, one or several.
+/// Reads the templates and special tokens of a model from the places that transformers reads:
+/// `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, or else `chat_template` in
+/// `tokenizer_config.json`, one or several.
 pub(crate) fn chat_templates(checkpoint: &Checkpoint) -> Result<ChatTemplates> {
     let config = json(checkpoint, "tokenizer_config.json")?;
     let mut by_name = BTreeMap::new();
@@ -38,7 +39,7 @@ pub(crate) fn chat_templates(checkpoint: &Checkpoint) -> Result<ChatTemplates> {
     Ok(ChatTemplates { by_name, special_tokens: tokenizer_config(checkpoint)?.names() })
 }
 
-/// One template, or a list of `{"name": .., "template": ..}`, or an object of them.
+/// Parses one template, a list of `{"name": .., "template": ..}`, or an object of templates.
 fn templates_of(value: Option<&Value>) -> BTreeMap<String, String> {
     let owned = |name: &str, source: &Value| Some((name.to_owned(), source.as_str()?.to_owned()));
     match value {
@@ -52,10 +53,10 @@ fn templates_of(value: Option<&Value>) -> BTreeMap<String, String> {
 }
 
 impl Model {
-    /// The tokens of a conversation. The template writes all special tokens itself, so none are added.
+    /// Tokenizes a conversation. The template writes all special tokens itself, so none are added.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`], and those of [`encode`](Self::encode).
+    /// [`Error::ChatTemplate`], and the errors of [`encode`](Self::encode).
     pub fn encode_chat(
         &self,
         template: &ChatTemplate,
@@ -67,7 +68,8 @@ impl Model {
     }
 }
 
-/// A conversation with a model. Each turn renders it whole, and computes what is not in the cache yet.
+/// A conversation with a model. Each turn renders all of it, and computes only tokens that are not in the
+/// cache.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -84,30 +86,30 @@ impl Model {
 pub struct Chat {
     model: Model,
     template: ChatTemplate,
-    /// What the template writes after an answer. It may be a special token that does not end texts for this model, or text, which a model
-    /// writes letter by letter that was given a template that is not its own.
+    /// The text that the template writes after an answer. It may be a special token that does not end texts
+    /// for this model, or plain text, which a model spells out if the template is not its own.
     end: Option<String>,
     conversation: Conversation,
     sequence: Sequence,
 }
 
 impl Chat {
-    /// `template` is one of [`Model::chat_templates`], or another.
+    /// Creates an empty conversation. `template` may be one of [`Model::chat_templates`] or any other.
     ///
     /// # Errors
-    /// Those of [`Sequence::new`].
+    /// The errors of [`Sequence::new`].
     pub fn new(model: &Model, template: ChatTemplate, plan: &Plan) -> Result<Self> {
         let sequence = Sequence::new(model, plan)?;
         let end = end_of_answers(&template, &model.chat_templates().special_tokens);
         Ok(Self { model: model.clone(), template, end, conversation: Conversation::default(), sequence })
     }
 
-    /// What was said so far.
+    /// The messages so far.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
     }
 
-    /// The conversation, to be changed at will: what the cache holds of it is found out with the next turn.
+    /// The messages, for arbitrary changes. The next turn finds out how much of the cache is still valid.
     pub fn conversation_mut(&mut self) -> &mut Conversation {
         &mut self.conversation
     }
@@ -117,10 +119,11 @@ impl Chat {
         &self.sequence
     }
 
-    /// Tells the model `text` before anything else, in place of what it was told before.
+    /// Sets the system prompt to `text`, in place of the previous one.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where the template refuses system messages or leaves them out. Nothing is changed then.
+    /// [`Error::ChatTemplate`] if the template rejects system messages or leaves them out. Nothing is changed
+    /// in this case.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
         const SAID: &str = "what the system says";
         let messages = vec![Message::new("system", SAID), Message::new("user", "a question")];
@@ -137,14 +140,15 @@ impl Chat {
         Ok(())
     }
 
-    /// Says `text` as the user, and asks the model for an answer.
+    /// Adds `text` as a message of the user, and requests an answer from the model.
     ///
-    /// The answer becomes part of the conversation as its [text](Request::stream) is read, up to where that is dropped. Without
-    /// a word of it, and where the request fails, it is as if nothing had been said. It ends where the template ends it, and
-    /// where the model's positions do, however long it was to be.
+    /// The answer is appended to the conversation while its [text](Request::stream) is read; the rest is lost
+    /// if the stream is dropped. If not a word was read, or the request fails, the conversation stays as it
+    /// was before. The answer ends where the template or the model's last position ends it, regardless of its
+    /// maximum length.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where the template refuses the conversation.
+    /// [`Error::ChatTemplate`] if the template rejects the conversation.
     pub fn say(&mut self, text: &str) -> Result<Request<'_>> {
         let Self { model, template, end, conversation, sequence } = self;
         conversation.messages.push(Message::new("user", text));
@@ -156,7 +160,8 @@ impl Chat {
     }
 }
 
-/// The first line with more than white space that `template` writes after what an assistant says, if there is one.
+/// The first line that is not blank among those that `template` writes after a message of the assistant, if
+/// there is one.
 fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Option<String> {
     const SAID: &str = "what an assistant says";
     let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
@@ -166,7 +171,7 @@ fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, Str
     behind.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// An answer that becomes a part of its conversation. The question is taken back where nothing answers it.
+/// An answer that becomes part of its conversation. If there is no answer, the question is removed.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
     conversation: &'a mut Conversation,
@@ -177,7 +182,8 @@ pub(crate) struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// `config` for an answer to `tokens` tokens: it ends where the template or a token ends it, and where the model's positions do.
+    /// Completes `config` for an answer to `tokens` tokens: the answer ends at the template's end, at an end
+    /// token, or at the model's last position.
     pub(crate) fn config(
         &self,
         mut config: GenerationConfig,
@@ -186,13 +192,14 @@ impl Answer<'_> {
         tokens: usize,
     ) -> GenerationConfig {
         config.stop_strings.get_or_insert_default().extend(self.end.clone());
-        // A template that writes nothing behind an answer needs a token that ends it, and a folder may name none for generation.
+        // If a template writes nothing after an answer, a token must end it, but the generation config of a
+        // folder may name none.
         let named = || {
             let token = model.chat_templates().special_tokens.get("eos_token")?;
             Some(vec![model.tokenizer().ok()?.id_of(token)?])
         };
         config.eos_token_id = config.eos_token_id.or_else(named);
-        // No room at all is what the generation refuses.
+        // If there is no room at all, the generation reports the error.
         if let Ok(Some(room)) = model.room(cache, tokens) {
             config.max_new_tokens = config.max_new_tokens.map(|most| most.min(room));
         }
@@ -203,7 +210,7 @@ impl Answer<'_> {
         self.text.push_str(piece);
     }
 
-    /// Nothing follows: also an empty text is an answer.
+    /// Marks the answer as complete: an empty text is an answer, too.
     pub(crate) fn complete(&mut self) {
         self.complete = true;
     }

@@ -1,4 +1,4 @@
-//! The parts of Kiln, for those who write a loop, a strategy, a server or a tool of their own.
+//! The building blocks of Kiln, for custom loops, cache strategies, servers and tools.
 //!
 //! ```
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -47,16 +47,16 @@ pub use crate::{
     self_test::{Agreement, ModelVerdict, SelfTest, interrupted},
 };
 
-/// Which implementation of each kernel runs, and which one ran.
+/// The choice of an implementation for each kernel, and records of which one ran.
 pub mod kernels {
     #[doc(no_inline)]
     pub use kiln_kernels::*;
 }
 
-/// The memory of a block, for a strategy or a loop of one's own.
+/// The memory of a block, for custom strategies and loops.
 ///
-/// A strategy is settings alone ([`Policy`](memory::Policy), [`KvPolicy`](memory::KvPolicy)).
-/// [`Memory`](memory::Memory) keeps its tensors, and does the saving, offloading and copying.
+/// A strategy consists of settings only ([`Policy`](memory::Policy), [`KvPolicy`](memory::KvPolicy)).
+/// [`Memory`](memory::Memory) owns the tensors, and implements saving, offloading and copying.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -127,7 +127,7 @@ pub mod memory {
     };
 }
 
-/// The loss of packed caches and weights on a model, measured.
+/// Measurement of the loss of packed caches and weights on a model.
 pub mod probe {
     pub use crate::probe::*;
 }

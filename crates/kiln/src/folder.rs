@@ -1,4 +1,4 @@
-//! What a Hugging Face folder, or a GGUF file, holds beside its weights.
+//! The contents of a Hugging Face folder, or of a GGUF file, apart from weights.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -23,27 +23,27 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// Of `config.json`
+    /// `model_type` in `config.json`
     pub model_type: String,
     /// Blocks, heads, widths, vocabulary and positions
     pub sizes: Sizes,
-    /// Elements of all weights
+    /// Number of elements in all weights
     pub parameters: u64,
-    /// Elements and bytes by the name of the type they are stored as
+    /// Elements and bytes by the name of the type in which they are stored
     pub by_dtype: BTreeMap<String, (u64, u64)>,
-    /// Files that hold weights
+    /// Number of files that hold weights
     pub shards: usize,
     needs: Vec<LayerNeed>,
 }
 
 impl Inspection {
-    /// Reads `config.json` and the headers of the weights in `folder`, or those of a GGUF file. No weight is loaded.
+    /// Reads `config.json` and the headers of the weights in `folder`, or those of a GGUF file. No weights
+    /// are loaded.
     ///
     /// # Errors
-    /// [`Error::File`] for a file that is missing or damaged; [`Error::Unknown`] for an architecture that is not known.
+    /// [`Error::File`] for a missing or damaged file; [`Error::Unknown`] for an unknown architecture.
     ///
-    /// [`Error::File`]: kiln_core::Error::File
-    /// [`Error::Unknown`]: kiln_core::Error::Unknown
+    /// [`Error::File`]: kiln_core::Error::File [`Error::Unknown`]: kiln_core::Error::Unknown
     pub fn of(folder: impl AsRef<Path>) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder.as_ref())?;
         let configured = configure(&checkpoint.config)?;
@@ -58,8 +58,8 @@ impl Inspection {
         })
     }
 
-    /// What each cache strategy that can serve the model takes, or `plan` alone; and how far it goes where the memory is
-    /// known.
+    /// Computes the size of `plan`, or of each cache strategy that supports the model; and, if the memory is
+    /// known, the longest sequence that fits.
     pub fn caches(&self, plan: Option<&Plan>, ask: &Ask) -> Vec<CacheSize> {
         let plans: Vec<Plan> = match plan {
             Some(plan) => vec![plan.clone()],
@@ -67,7 +67,7 @@ impl Inspection {
         };
         let possible = plans.iter().filter(|plan| plan.check(&self.needs).is_ok());
         let mut sizes: Vec<CacheSize> = possible.map(|plan| self.cache_size(plan, ask)).collect();
-        // Without attention, most strategies are one.
+        // Without attention, most strategies are the same.
         sizes.dedup();
         sizes
     }
@@ -94,10 +94,10 @@ impl Inspection {
     }
 }
 
-/// Prompt tokens that are fed at once where there is little memory.
+/// Number of prompt tokens that are fed at once if there is little memory.
 pub(crate) const SMALLEST_CHUNK: usize = 16;
 
-/// What [`Inspection::caches`] is asked for: the size of a batch, and of the memory that it is to fit in.
+/// The parameters of [`Inspection::caches`]: the size of a batch, and the memory that it has to fit into.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     tokens: usize,
@@ -107,40 +107,40 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Asks for one row of `tokens` tokens, held in float32.
+    /// Creates a query for one row of `tokens` tokens in float32.
     pub fn new(tokens: usize) -> Self {
         Self { tokens, rows: 1, element: 4, memory: None }
     }
 
-    /// Rows of the batch.
+    /// Sets the number of rows in the batch.
     pub fn rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }
 
-    /// Bytes of a number that weights and caches are held in: 4 for float32, 2 for float16.
+    /// Sets the size in bytes of an element of weights and caches: 4 for float32, 2 for float16.
     pub fn element(self, bytes: usize) -> Self {
         Self { element: bytes, ..self }
     }
 
-    /// Bytes of the device. Without them, nobody can say how many tokens fit.
+    /// Sets the memory of the device in bytes. Without it, the number of tokens that fit is unknown.
     pub fn memory(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { memory: bytes.into(), ..self }
     }
 }
 
-/// What a cache takes of a device, in bytes, and how many tokens of each row fit.
+/// The size of a cache on a device in bytes, and the number of tokens per row that fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheSize {
-    /// The strategy and its settings, as [`Plan::named`] reads them.
+    /// The strategy and its settings, in the syntax of [`Plan::named`].
     pub cache: String,
-    /// Mean bytes of a token of one row.
+    /// Mean bytes per token and row.
     pub a_token: usize,
     /// Bytes of all rows on the device.
     pub bytes: usize,
     /// Bytes of all rows on the device, with the layers in host memory.
     pub offloaded_bytes: usize,
-    /// The longest rows that fit beside the weights; `None` where the memory is not known.
+    /// The longest rows that fit together with the weights; `None` if the memory is unknown.
     pub longest: Option<Longest>,
     /// The longest rows that fit with the layers in host memory.
     pub longest_offloaded: Option<Longest>,
@@ -149,13 +149,13 @@ pub struct CacheSize {
 /// The longest sequence that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Longest {
-    /// The most tokens of a row; 0 where none fits.
+    /// The maximum number of tokens per row; 0 if none fits.
     Tokens(usize),
-    /// It takes no more from some length on.
+    /// Any length: from some length on, the cache does not grow.
     Any,
 }
 
-/// The most tokens that take no more than `left` bytes, where more tokens never take less.
+/// The maximum number of tokens that take at most `left` bytes. More tokens never take fewer bytes.
 fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
     /// More tokens than any sequence has.
     const MOST: usize = 1 << 40;
@@ -172,18 +172,18 @@ fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
     Longest::Tokens(fit)
 }
 
-/// The tokenizer of a folder or a GGUF file, without its weights; `None` if it has none.
+/// The tokenizer of a folder or a GGUF file, read without its weights; `None` if it has none.
 ///
 /// # Errors
-/// [`Error::File`](kiln_core::Error::File) for a file that is missing or damaged.
+/// [`Error::File`](kiln_core::Error::File) for a missing or damaged file.
 pub fn tokenizer_of(model: impl AsRef<Path>) -> Result<Option<Tokenizer>> {
     tokenizer(&Checkpoint::open(model.as_ref())?)
 }
 
-/// The settings of a generation that a folder or a GGUF file has.
+/// The generation settings of a folder or a GGUF file.
 ///
 /// # Errors
-/// [`Error::File`](kiln_core::Error::File) for a file that is missing or damaged.
+/// [`Error::File`](kiln_core::Error::File) for a missing or damaged file.
 pub fn generation_config_of(model: impl AsRef<Path>) -> Result<GenerationConfig> {
     generation_config(&Checkpoint::open(model.as_ref())?)
 }
@@ -198,7 +198,8 @@ pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer.split_special_tokens(config.splits_special_tokens())))
 }
 
-/// `tokenizer.json`, if there is one, with the tokens of `config`, which a folder has beside it.
+/// The contents of `tokenizer.json`, if there is one, with the tokens of `config`, which a folder has in a
+/// separate file.
 pub(crate) fn tokenizer_json(checkpoint: &Checkpoint, config: &TokenizerConfig) -> Result<Option<Value>> {
     let mut tokenizer = match json(checkpoint, TOKENIZER)? {
         Value::Null => return Ok(None),
@@ -211,7 +212,7 @@ pub(crate) fn tokenizer_json(checkpoint: &Checkpoint, config: &TokenizerConfig) 
     Ok(Some(tokenizer))
 }
 
-/// What a checkpoint says of its tokenizer beside `tokenizer.json`.
+/// The settings of a checkpoint's tokenizer that are not in `tokenizer.json`.
 pub(crate) fn tokenizer_config(checkpoint: &Checkpoint) -> Result<TokenizerConfig> {
     let json = |file: &str| json(checkpoint, file);
     let (config, special) = (json("tokenizer_config.json")?, json("special_tokens_map.json")?);
@@ -219,7 +220,7 @@ pub(crate) fn tokenizer_config(checkpoint: &Checkpoint) -> Result<TokenizerConfi
         .map_err(|(file, why)| wrong(checkpoint, file, why))
 }
 
-/// The JSON of a file; null where there is no such file.
+/// The JSON of a file; null if there is no such file.
 pub(crate) fn json(checkpoint: &Checkpoint, file: &str) -> Result<Value> {
     let wrong = |e| wrong(checkpoint, file, format!("is not valid JSON: {e}"));
     checkpoint.text(file)?.map_or(Ok(Value::Null), |text| serde_json::from_str(&text).map_err(wrong))
@@ -229,8 +230,8 @@ fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
     Error::File { path: checkpoint.path_of(file), why }
 }
 
-/// `generation_config.json`, and nothing else where there is one, as in Transformers. Models that are older than this file have its settings in
-/// `config.json`.
+/// Reads `generation_config.json`, and nothing else if it exists, as in Transformers. Models older than this
+/// file have its settings in `config.json`.
 pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     const FILE: &str = "generation_config.json";
     match checkpoint.text(FILE)? {
@@ -241,15 +242,15 @@ pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationCon
     }
 }
 
-/// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are
-/// packed by quanto where no backend is named, as there.
+/// Translates transformers' `cache_implementation` and `cache_config` into the syntax of [`Plan::named`]. As
+/// there, the default backend for packing is quanto.
 pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
     let empty = Map::new();
     let config = config.and_then(Value::as_object).unwrap_or(&empty);
     if implementation != "quantized" {
         return implementation.to_owned();
     }
-    // Where torch computes is not ours to say.
+    // Kiln does not control where torch computes.
     let settings = config.iter().filter(|(key, _)| !matches!(key.as_str(), "device" | "compute_dtype"));
     let text = |(key, value): (&String, &Value)| match value.as_str() {
         Some(text) => format!("{key}={text}"),
@@ -262,8 +263,8 @@ pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
 
 /// The caches that a folder asks for.
 ///
-/// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
-/// cache gives the model what it needs.
+/// An unknown cache is ignored with a warning: it is a preference of the folder's author, and the model works
+/// with every cache.
 pub(crate) fn own_plan(config: &GenerationConfig) -> Plan {
     if config.use_cache == Some(false) {
         return Plan::none();

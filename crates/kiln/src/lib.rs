@@ -9,21 +9,21 @@
 //! # Ok::<(), kiln::Error>(())
 //! ```
 //!
-//! - [`Model::load`] loads a model, and [`Model::builder`] has the choices: device, type of numbers, memory.
-//! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text), [`stream`](Request::stream) or
-//!   [`steps`](Request::steps).
+//! - [`Model::load`] loads a model, and [`Model::builder`] has options: device, number type, memory.
+//! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text),
+//!   [`stream`](Request::stream) or [`steps`](Request::steps).
 //! - [`Model::engine`] runs many requests at once, and they share passes.
-//! - A [`Sequence`] keeps what was computed for the next request, and a [`Chat`] for the next turn. A [`Plan`] says how it is
-//!   kept.
-//! - [`Model::causal`] is the forward pass, for loops of your own. What they need is in [`expert`].
+//! - A [`Sequence`] keeps its cache for the next request, and a [`Chat`] for the next turn. A [`Plan`]
+//!   selects the kind of cache.
+//! - [`Model::causal`] is the forward pass, for custom loops. The parts that they need are in [`expert`].
 //!
-//! A model is only weights: what a sequence leaves behind is in its [`ModelCache`](expert::ModelCache), so
-//! one model serves many of them.
+//! A model consists of weights only: the state of a sequence is in its [`ModelCache`](expert::ModelCache), so
+//! one model can serve many sequences.
 #![forbid(unsafe_code)]
 
-/// Tensors are those of Burn.
+/// Burn, whose tensors are part of the API.
 pub use burn;
-/// Models from the Hugging Face hub, and the cache that they are kept in.
+/// Models from the Hugging Face hub, and the local cache of downloads.
 #[cfg(feature = "hub")]
 pub use kiln_hub as hub;
 

@@ -1,4 +1,4 @@
-//! Memory: how much there is, what fits into it, and what is done when it runs out.
+//! Memory limits: estimates before a generation, and remedies when memory runs out.
 
 use std::{
     fmt,
@@ -19,18 +19,18 @@ use kiln_core::{
 use kiln_generate::OomPolicy;
 use kiln_kernels::{Kernels, device::DeviceInfo};
 
-/// What is done when a cache does not fit.
+/// The remedy when a cache does not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnOutOfMemory {
     /// The generation ends with the error.
     Fail,
-    /// Layers of the cache move to host memory, as many as are asked for, and the generation goes on with the same
-    /// tokens.
+    /// Layers of the cache move to host memory, as many as necessary, and the generation continues with the
+    /// same tokens.
     #[default]
     Offload,
-    /// Layers that keep everything pack it in 4 bits a number, and the generation goes on with what is left of it; where
-    /// that does not help, they are offloaded.
+    /// Layers that keep all tokens are packed to 4 bits per number, and the generation continues with this
+    /// loss of precision. If that is not enough, layers are offloaded.
     Quantize,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for OnOutOfMemory {
     }
 }
 
-/// Bytes of `device` that are used where nobody says how many: 90 % of its memory; `None` where that is not known.
+/// Default limit for the used memory of `device` in bytes: 90 % of its memory; `None` if that is unknown.
 pub fn usable(device: &DeviceInfo) -> Option<u64> {
     device.memory.map(|memory| memory / 10 * 9)
 }
@@ -82,25 +82,25 @@ impl OffloadLayers {
 
 impl OomPolicy for OffloadLayers {
     fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
-        // A layer is as large in host memory when it is brought in.
+        // A layer from host memory is as large as before while it is on the device.
         if cache.check_buffers(step).is_err() {
             return Ok(false);
         }
         let before = cache.bytes_for(step);
         let over_budget = cache.make_room(step, working).is_err();
-        // Where the host has no room either, nothing can be done: it has to be asked where all layers move, or where they
-        // are in its memory already.
+        // If the host has no room either, nothing can be done. The system is asked if all layers move, or if
+        // they are in host memory already.
         let moves_all = !over_budget || cache.budget().is_some_and(Budget::is_of_this_process);
         if moves_all && !system_has(before as u64) {
             return Ok(false);
         }
         match over_budget {
-            // The budget knows how much is missing: as few layers as that takes.
+            // The budget knows how much is missing, so as few layers as necessary move.
             true => while cache.make_room(step, working).is_err() && offload_one(cache)? {},
-            // It was the device that had no room, and nobody knows how much.
+            // The device ran out of memory, and the missing amount is unknown.
             false => offload(cache, Offload::All)?,
         }
-        // So that what was given up can be had again.
+        // Makes the released memory available again.
         DeviceState::of(&self.device).give_back();
         let helped = cache.bytes_for(step) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
@@ -113,7 +113,8 @@ impl OomPolicy for OffloadLayers {
     }
 }
 
-/// Packs layers that keep everything, and offloads them if that is not enough. A layer that holds nothing yet is a new one.
+/// Packs layers that keep all tokens, and offloads them if that is not enough. An empty layer is replaced by
+/// a new one.
 #[derive(Debug)]
 pub(crate) struct QuantizeLayers {
     needs: Vec<LayerNeed>,
@@ -126,7 +127,7 @@ impl QuantizeLayers {
         Self { needs, kernels: kernels.clone(), then: OffloadLayers::new(device) }
     }
 
-    /// Whether what a block holds, for rows of all lengths, can be packed and takes less then.
+    /// Whether the contents of a block, for rows of all lengths, can be packed and would be smaller.
     fn helps(
         &self,
         layers: &[&dyn KvLayer],
@@ -151,7 +152,7 @@ impl QuantizeLayers {
         layers.iter().all(can_be_packed) && packed < held && spec.factory.check(need).is_ok()
     }
 
-    /// What `layer` holds, packed.
+    /// The contents of `layer`, packed.
     fn packed(
         &self,
         layer: &dyn KvLayer,
@@ -200,10 +201,11 @@ impl OomPolicy for QuantizeLayers {
     }
 }
 
-/// Whether the device has buffers as large as a sequence of `tokens` tokens needs, asked before the first is fed.
+/// Checks whether the device has buffers large enough for a sequence of `tokens` tokens, before the first
+/// token is fed.
 ///
 /// # Errors
-/// [`Error::BufferTooLarge`], where layers are not going to be packed when they outgrow theirs.
+/// [`Error::BufferTooLarge`], unless layers will be packed when they outgrow their buffers.
 pub(crate) fn check_buffers(
     cache: &ModelCache,
     tokens: usize,
@@ -214,10 +216,10 @@ pub(crate) fn check_buffers(
     if on_oom == OnOutOfMemory::Quantize { Ok(()) } else { cache.check_buffers(&step) }
 }
 
-/// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
+/// Checks whether a sequence of `tokens` tokens will fit, before the first token is fed.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] with the longest sequence that would, and the smallest change that helps.
+/// [`Error::OutOfMemory`] with the longest sequence that fits, and the smallest change that helps.
 pub(crate) fn check(
     cache: &ModelCache,
     tokens: usize,
@@ -231,7 +233,7 @@ pub(crate) fn check(
     if fits(tokens, on_oom) {
         return Ok(());
     }
-    // The first length that does not fit; more tokens never take less.
+    // Searches for the first length that does not fit; more tokens never take less memory.
     let (mut fit, mut too_long) = (0, tokens);
     while fit + 1 < too_long {
         let middle = fit + (too_long - fit) / 2;
@@ -259,10 +261,12 @@ pub(crate) fn check(
     Err(Error::OutOfMemory { what, needed, available, advice })
 }
 
-/// Bytes that a sequence of `tokens` tokens takes beyond what is claimed, with `working` bytes of the model's own.
+/// Bytes that a sequence of `tokens` tokens takes in addition to existing claims, with `working` bytes for
+/// the model's activations.
 fn takes(cache: &ModelCache, tokens: usize, step: &StepShape, working: usize, on_oom: OnOutOfMemory) -> u64 {
     let step = StepShape { tokens: tokens.saturating_sub(cache.seq_len()), ..*step };
-    // What the cache holds already is a part of what it will hold; what others hold too does not go where it goes.
+    // The current contents of the cache are part of the future contents. Buffers shared with others stay on
+    // the device.
     let (bytes, held) = match on_oom {
         OnOutOfMemory::Fail => (cache.bytes_for(&step), cache.device_bytes()),
         OnOutOfMemory::Offload | OnOutOfMemory::Quantize => {
@@ -273,8 +277,8 @@ fn takes(cache: &ModelCache, tokens: usize, step: &StepShape, working: usize, on
     bytes.saturating_sub(held) as u64
 }
 
-/// Claims the memory of weights, and says no where a sequence of `tokens` tokens would not fit beside them. `cache` is an
-/// empty one.
+/// Claims the memory of weights, and checks that a sequence of `tokens` tokens fits next to them. `cache` is
+/// an empty one.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] with the smallest change that helps.

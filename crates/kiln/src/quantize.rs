@@ -1,4 +1,4 @@
-//! One GGUF file of a model, with packed weights.
+//! Writing a model as one GGUF file with packed weights.
 
 mod tokenizer;
 
@@ -18,11 +18,12 @@ use kiln_weights::gguf::Metadata;
 
 use crate::Progress;
 
-/// Writes the model in a Hugging Face folder, or in another GGUF file, to the GGUF file `output`, which Kiln and llama.cpp
-/// load. Its tokenizer cuts texts as that of the folder does, or the model is refused. No device is used, and memory for a small part of a tensor is enough.
+/// Writes the model in a Hugging Face folder, or in another GGUF file, to the GGUF file `output`, which Kiln
+/// and llama.cpp load. A model whose tokenizer would tokenize texts differently in the file is an error. No
+/// device is used, and memory for a small part of a tensor is enough.
 ///
-/// `on_progress` may break off: then nothing is left, and the result is `None`. A file that is there is replaced once the new
-/// one is complete.
+/// `on_progress` may cancel the work: then no file is left, and the result is `None`. An existing file is
+/// replaced only when the new one is complete.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -36,9 +37,10 @@ use crate::Progress;
 /// ```
 ///
 /// # Errors
-/// [`Error::Setting`](crate::Error::Setting) for a mixture that GGUF files cannot have.
-/// [`Error::File`](crate::Error::File) for a model that GGUF has no names for, numbers that a format cannot hold, and files
-/// that cannot be read or written. What is wrong with the model is said before its weights are read.
+/// [`Error::Setting`](crate::Error::Setting) for a mixture that GGUF files do not support.
+/// [`Error::File`](crate::Error::File) for a model for which GGUF has no names, numbers that a format cannot
+/// represent, and files that cannot be read or written. Errors in the model are reported before its weights
+/// are read.
 pub fn quantize(
     model: impl AsRef<Path>,
     output: impl AsRef<Path>,
@@ -46,7 +48,7 @@ pub fn quantize(
     mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
     let checkpoint = Checkpoint::open(model.as_ref())?;
-    // Builds without the CPU have nothing to load a model on here; loading the file then says what is wrong with it.
+    // Builds without the CPU backend cannot load a model here. Loading the file reports its errors instead.
     if cfg!(feature = "cpu") {
         let cpu = device::open(DeviceName::Cpu)?.device;
         checkpoint.check_places(&cpu, &Kernels::new(Choice::Auto, &cpu)?)?;

@@ -1,7 +1,7 @@
-//! Caches on disk: a safetensors file, with what it belongs to in its metadata.
+//! Caches on disk: a safetensors file, with metadata that identifies the model.
 //!
-//! Tensors are named `LAYER.SLOT.NUMBER`. The metadata holds the fingerprint of the model's weights, the type of its
-//! numbers, the plan of the cache, the tokens, and a SHA-256 of all of it.
+//! Tensors are named `LAYER.SLOT.NUMBER`. The metadata holds the fingerprint of the model's weights, the type
+//! of its numbers, the plan of the cache, the tokens, and a SHA-256 of everything.
 
 use std::{collections::HashMap, path::Path};
 
@@ -23,19 +23,19 @@ use crate::Model;
 
 const FORMAT: &str = "kiln.cache/2";
 
-/// A cache, and the text that it is the memory of.
+/// A cache and its tokens.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SavedCache {
-    /// What was computed of the tokens.
+    /// The keys, values and states that were computed from the tokens.
     pub cache: ModelCache,
-    /// The tokens of each row, padding left out. The cache holds all of them, or all but the latest few.
+    /// The tokens of each row, without padding. The cache holds all of them, or all but the latest few.
     pub tokens: Vec<Vec<TokenId>>,
-    /// Padding slots at the start of each row.
+    /// Number of padding slots at the start of each row.
     pub left_pad: Vec<usize>,
 }
 
-/// What stands beside the tensors.
+/// The metadata of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     model: String,
@@ -43,7 +43,8 @@ struct Header {
     cache: String,
     tokens: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
-    /// Rows of each group of rows that are of one length; empty where all are. Each group has all layers.
+    /// Number of rows in each group of rows with one length; empty if all rows have the same length. Each
+    /// group has all layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     groups: Vec<usize>,
     layers: Vec<LayerHeader>,
@@ -54,18 +55,19 @@ struct Header {
 struct LayerHeader {
     seq_len: usize,
     history: usize,
-    /// What the strategy counts besides, by name.
+    /// Counters of the strategy, by name.
     counts: serde_json::Value,
-    /// How many tensors each slot holds.
+    /// Number of tensors in each slot.
     slots: Vec<usize>,
 }
 
 impl Model {
-    /// Whether a cache built by `plan` could be saved to `path`, asked before the work whose result it is to hold.
+    /// Checks whether a cache built by `plan` could be saved to `path`, before the work whose result it will
+    /// hold.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a plan that remembers nothing, and for a model that came from no folder; [`Error::File`] for a
-    /// path that cannot be written.
+    /// [`Error::Setting`] for a plan that stores nothing, and for a model that was not loaded from a folder;
+    /// [`Error::File`] for a path that cannot be written.
     pub fn check_saving(&self, path: &Path, plan: &Plan) -> Result<()> {
         self.fingerprint()?;
         if !plan.remembers(&self.causal().needs()) {
@@ -75,19 +77,19 @@ impl Model {
         files::check_writable(path)
     }
 
-    /// The plan that the cache in `path` was built by.
+    /// The plan of the cache that is saved in `path`.
     ///
     /// # Errors
-    /// [`Error::File`] for a file that is no saved cache.
+    /// [`Error::File`] for a file that is not a saved cache.
     pub fn plan_of_saved(&self, path: &Path) -> Result<Plan> {
         let (_, header, ..) = opened(path)?;
         saved_plan(&header, path)
     }
 
-    /// Writes `cache`, which was built by `plan` and is the memory of `tokens`, to a file.
+    /// Writes `cache`, which was built by `plan` and holds `tokens`, to a file.
     ///
     /// # Errors
-    /// Those of [`check_saving`](Self::check_saving). What was there before is still there then.
+    /// The errors of [`check_saving`](Self::check_saving). An existing file is left as it was in this case.
     pub fn save_cache(
         &self,
         path: &Path,
@@ -98,7 +100,7 @@ impl Model {
     ) -> Result<()> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
         let needs = self.causal().needs();
-        // Layers may have been packed since, when memory ran out.
+        // Layers may have been packed since then, when memory ran out.
         let plan = plan.of_cache(&needs, cache)?;
         self.check_saving(path, &plan)?;
         let new = NewFile::create(path)?;
@@ -106,7 +108,7 @@ impl Model {
         let header = Header {
             model: self.fingerprint()?.to_owned(),
             dtype: self.dtype().name().to_owned(),
-            // Where layers are kept changes nothing of what they hold.
+            // Offloading does not change the contents of layers.
             cache: Plan { offload: None, ..plan }.to_string(),
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
@@ -141,7 +143,7 @@ impl Model {
         new.finish()
     }
 
-    /// Reads a cache that this model and a plan like `plan` left.
+    /// Loads a cache that this model wrote with a plan like `plan`.
     ///
     /// # Errors
     /// [`Error::File`] for a file that is damaged, or belongs to another model, type or cache.
@@ -213,12 +215,13 @@ impl Model {
     }
 }
 
-/// The plan that a saved cache was built by.
+/// The plan of a saved cache.
 fn saved_plan(header: &Header, path: &Path) -> Result<Plan> {
     Plan::named(&header.cache).map_err(|e| Error::File { path: path.to_owned(), why: e.to_string() })
 }
 
-/// A saved cache with its header, the header's text, and the checksum that it says it has.
+/// Opens a saved cache. Returns the file, its header, the header's text, and the checksum that the file
+/// states.
 fn opened(path: &Path) -> Result<(TensorFile, Header, String, String)> {
     let wrong = |why: String| Error::File { path: path.to_owned(), why };
     let file = TensorFile::open(path)?;

@@ -1,4 +1,5 @@
-//! What a generation is run with: settings completed by the folder's, chunks that fit into memory, padding.
+//! The parameters of a generation: settings completed from the model folder, chunks that fit into memory,
+//! padding.
 
 use std::sync::{Arc, PoisonError, atomic::Ordering};
 
@@ -13,12 +14,12 @@ use crate::{
 };
 
 impl Model {
-    /// `options` for `rows` rows of `tokens` tokens each in `cache`: with the limits that follow from them,
-    /// and what the model and its device have.
+    /// Completes `options` for `rows` rows of `tokens` tokens each in `cache`, with the limits that follow
+    /// from them and the properties of the model and its device.
     ///
     /// # Errors
     /// [`Error::Prompt`] and [`Error::Full`] for rows that are too long; [`Error::OutOfMemory`] and
-    /// [`Error::BufferTooLarge`] where the sequence cannot fit.
+    /// [`Error::BufferTooLarge`] if the sequence cannot fit.
     pub(crate) fn fitted(
         &self,
         options: Options,
@@ -29,9 +30,9 @@ impl Model {
     ) -> Result<Options> {
         let Options { mut settings, .. } = options;
         let limit = settings.new_tokens(tokens)?;
-        // Prompts are computed once, whatever number of rows each becomes.
+        // Prompts are computed once, however many rows each of them becomes.
         let width = settings.fed_rows();
-        // Without a limit nobody knows how many will be fed.
+        // Without a limit, the number of tokens is unknown.
         let reaches = tokens.saturating_add(settings.fed(limit.unwrap_or(1)));
         let step = StepShape {
             rows: rows.saturating_mul(width),
@@ -47,7 +48,7 @@ impl Model {
         };
         let prefill_chunk = match options.prefill_chunk {
             Some(chunk) => chunk,
-            // As large as there is memory for beside the whole sequence.
+            // The largest chunk for which there is memory next to the whole sequence.
             None => std::iter::successors(Some(self.largest_chunk(rows)), |chunk| Some(chunk / 2))
                 .find(|&chunk| chunk <= SMALLEST_CHUNK || fits(chunk).is_ok())
                 .map_or(SMALLEST_CHUNK, |chunk| chunk.max(SMALLEST_CHUNK)),
@@ -58,7 +59,7 @@ impl Model {
             _ => room,
         });
         if let (Some(asked), Some(room)) = (limit, room)
-            // A cache that is too small is refused, not warned of.
+            // A cache that is too small is an error, not a warning.
             && asked > self.loaded.sizes.positions.saturating_sub(tokens)
         {
             tracing::warn!(asked, room, "generating beyond the positions the model was made for");
@@ -86,11 +87,12 @@ impl Model {
         })
     }
 
-    /// What grammars know of the tokenizer, for texts that end with one of these tokens. It is kept for the next request.
+    /// The table of the tokenizer that grammars need, for texts that end with one of these tokens. The table
+    /// is kept for the next request.
     ///
     /// # Errors
-    /// [`Error::Prompt`] without a tokenizer; [`Error::Setting`] for a tokenizer that grammars cannot be used with, and where no
-    /// token ends a text.
+    /// [`Error::Prompt`] without a tokenizer; [`Error::Setting`] for a tokenizer that grammars do not
+    /// support, and if no token ends a text.
     pub(crate) fn token_table(&self, eos: &[TokenId]) -> Result<Arc<TokenTable>> {
         let tokenizer = self.tokenizer()?;
         if eos.is_empty() {
@@ -107,7 +109,7 @@ impl Model {
         Ok(table)
     }
 
-    /// Warns of settings that change tokens in transformers and not here, once.
+    /// Warns once about settings that change tokens in transformers but not here.
     pub(crate) fn name_what_is_not_applied(&self, wanted: &GenerationConfig) {
         let names = wanted.not_applied();
         if !names.is_empty() && !self.loaded.told.swap(true, Ordering::Relaxed) {
@@ -119,8 +121,8 @@ impl Model {
         }
     }
 
-    /// The prompts of a new sequence. Shorter ones are padded, as transformers pads them; for a cache that takes no padding,
-    /// rows are of different lengths.
+    /// The batch of prompts for a new sequence. Shorter prompts are padded, as in transformers; if the cache
+    /// does not support padding, rows have different lengths.
     pub(crate) fn batch(
         &self,
         rows: &[Vec<TokenId>],
@@ -134,12 +136,13 @@ impl Model {
         }
     }
 
-    /// Padding is hidden or skipped, so any id of the vocabulary does.
+    /// Padding is hidden or skipped, so any token of the vocabulary serves.
     pub(crate) fn padding(&self, settings: &Settings) -> TokenId {
         settings.pad_token_id().filter(|&id| (id as usize) < self.loaded.sizes.vocab).unwrap_or(0)
     }
 
-    /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.
+    /// Maximum number of tokens after `held` tokens in `cache`; `None`: no limit, because positions stay
+    /// below a bound.
     pub(crate) fn room(&self, cache: &ModelCache, held: usize) -> Result<Option<usize>> {
         if cache.is_endless() {
             return Ok(None);
@@ -162,8 +165,8 @@ impl Model {
         }
     }
 
-    /// Prompt tokens of `rows` rows that a forward pass takes within 32 MiB of activations, so that a long prompt needs
-    /// hardly more memory than its keys and values.
+    /// Maximum number of prompt tokens per forward pass of `rows` rows such that activations take at most 32
+    /// MiB. A long prompt then needs little more memory than its keys and values.
     pub fn largest_chunk(&self, rows: usize) -> usize {
         const ACTIVATIONS: usize = 32 << 20;
 

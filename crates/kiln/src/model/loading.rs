@@ -1,4 +1,4 @@
-//! Loading a model: where, how, and what is checked before the long work.
+//! Loading a model: the options, and the checks before the long work.
 
 use std::{
     collections::BTreeSet,
@@ -37,18 +37,19 @@ use crate::{
     speech::SpeechConfig,
 };
 
-/// The type that weights, activations and caches are held in.
+/// The number type of weights, activations and caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DtypeChoice {
-    /// float16 on a GPU that computes it, or bfloat16 where the model's activations are too large for float16; else float32
+    /// float16 on a GPU that supports it, or bfloat16 if the model's activations are too large for float16;
+    /// else float32
     #[default]
     Auto,
     /// float32
     F32,
     /// float16
     F16,
-    /// bfloat16, which the CPU refuses
+    /// bfloat16, which is an error on the CPU
     Bf16,
 }
 
@@ -80,19 +81,19 @@ impl fmt::Display for DtypeChoice {
     }
 }
 
-/// How far loading has come, in bytes of the weights' files.
+/// The progress of loading, in bytes of the files with weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes that were read
+    /// Bytes read so far
     pub read: u64,
     /// Bytes of all files
     pub total: u64,
 }
 
-/// Where and how a model is loaded: made by [`Model::builder`], ended by [`load`](Self::load).
+/// Options for loading a model: created by [`Model::builder`], consumed by [`load`](Self::load).
 ///
-/// Every setting has a default: the best device, the type of numbers that suits it, and 90 % of its memory.
+/// Every option has a default: the best device, the number type that suits it, and 90 % of its memory.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -115,7 +116,7 @@ pub struct ModelBuilder<'a> {
     kernels: Choice,
     arithmetic: Arithmetic,
     quant: Option<Mixture>,
-    /// Names in GGUF files of the tensors that are packed; `None`: all that the mixture packs.
+    /// Names in GGUF files of the tensors to pack; `None`: all tensors that the mixture packs.
     packed_tensors: Option<BTreeSet<String>>,
     largest_binding: Option<usize>,
     on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
@@ -126,7 +127,7 @@ pub struct ModelBuilder<'a> {
     tokens: usize,
 }
 
-/// Where weights come from.
+/// The source of the weights.
 #[derive(Debug)]
 enum Source {
     Folder(PathBuf),
@@ -173,8 +174,8 @@ impl<'a> ModelBuilder<'a> {
         Self::new(Source::Folder(folder.to_owned()))
     }
 
-    /// A model with this config and random weights, made up on the device: for measurements and tests. It has
-    /// no tokenizer.
+    /// A model with this config and random weights that are generated on the device, for measurements and
+    /// tests. It has no tokenizer.
     ///
     /// ```
     /// use kiln::ModelBuilder;
@@ -190,47 +191,49 @@ impl<'a> ModelBuilder<'a> {
         Self::new(Source::Random(config))
     }
 
-    /// The device, which is opened for this model. Default: `auto`.
+    /// Opens this device for the model. Default: `auto`.
     pub fn device(self, name: DeviceName) -> Self {
         Self { device: Place::Named(name), ..self }
     }
 
-    /// A device that is open already.
+    /// Uses a device that is already open.
     pub fn opened(self, device: Opened) -> Self {
         Self { device: Place::Opened(Box::new(device)), ..self }
     }
 
-    /// The type that weights, activations and caches are held in. Default: [`DtypeChoice::Auto`].
+    /// Sets the number type of weights, activations and caches. Default: [`DtypeChoice::Auto`].
     pub fn dtype(self, dtype: DtypeChoice) -> Self {
         Self { dtype, ..self }
     }
 
-    /// Which implementation of the kernels runs. Default: the fastest of each that the device has.
+    /// Selects the implementation of the kernels. Default: the fastest one for each kernel that the device
+    /// supports.
     pub fn kernels(self, kernels: Choice) -> Self {
         Self { kernels, ..self }
     }
 
-    /// Whether products with packed weights are computed in float32 on the CPU. Default: activations are rounded to 8 bits, with a
-    /// scale for each 32 numbers, and products are computed in integers, which is faster. `docs/weight-loss.md` has the loss.
+    /// Whether products with packed weights are computed in float32 on the CPU. Default: activations are
+    /// rounded to 8 bits with one scale per 32 numbers, and products are computed in integers, which is
+    /// faster. `docs/weight-loss.md` lists the loss.
     pub fn exact(self, exact: bool) -> Self {
         Self { arithmetic: if exact { Arithmetic::Floats } else { Arithmetic::Integers }, ..self }
     }
 
-    /// Packs the weights when they are loaded, in the formats of a mixture, as [`quantize`](crate::quantize) packs them in a file. `None`, the
-    /// default: they stay as they are stored.
+    /// Packs the weights when they are loaded, in the formats of a mixture, as [`quantize`](crate::quantize)
+    /// packs them in a file. `None`, the default: weights keep the format in which they are stored.
     pub fn quant(self, mixture: impl Into<Option<Mixture>>) -> Self {
         Self { quant: mixture.into(), ..self }
     }
 
-    /// Packs only the tensors that have these names in GGUF files.
+    /// Packs only the tensors with these names in GGUF files.
     pub(crate) fn packed_tensors(self, names: impl IntoIterator<Item = String>) -> Self {
         Self { packed_tensors: Some(names.into_iter().collect()), ..self }
     }
 
-    /// The folder or file that is loaded.
+    /// The folder or file to load.
     ///
     /// # Errors
-    /// [`Error::Setting`] for weights that are made up.
+    /// [`Error::Setting`] for random weights.
     pub(crate) fn path(&self) -> Result<&Path> {
         match &self.source {
             Source::Folder(folder) => Ok(folder),
@@ -241,41 +244,46 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
-    /// Bytes of the largest tensor that is given to a kernel. Default, and at most: the limit of the device.
+    /// Sets the size in bytes of the largest tensor that is passed to a kernel. Default and maximum: the
+    /// limit of the device.
     pub fn largest_binding(self, bytes: impl Into<Option<usize>>) -> Self {
         Self { largest_binding: bytes.into(), ..self }
     }
 
-    /// Is told how many bytes of the weights were read, beginning with 0 before the first tensor.
+    /// Sets a callback for the number of bytes of weights read so far. The first call, with 0, comes before
+    /// the first tensor.
     pub fn on_progress(self, on_progress: impl FnMut(Progress) + 'a) -> Self {
         Self { on_progress: Some(Box::new(on_progress)), ..self }
     }
 
-    /// The caches that will be asked for: a plan that does not suit the model is refused before its weights are read.
-    /// Default: the folder's own plan.
+    /// Sets the plan of the caches that will be used: a plan that does not suit the model is an error before
+    /// its weights are read. Default: the folder's own plan.
     pub fn plan(self, plan: impl Into<Option<Plan>>) -> Self {
         Self { plan: plan.into(), ..self }
     }
 
-    /// Bytes of the device that weights, caches and activations may take together. Default: 90 % of its memory, where it
-    /// is known.
+    /// Limits the bytes of device memory for weights, caches and activations together. Default: 90 % of the
+    /// device's memory, if it is known.
     pub fn memory(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { memory: bytes.into(), ..self }
     }
 
-    /// Keeps the weights of experts in host memory. Those that tokens go to are copied to the device in each forward pass; of each block, the
-    /// `resident` that were used last stay there. Steps are not captured then. `None`, the default: all are on the device.
+    /// Keeps the weights of experts in host memory. Each forward pass copies the experts that its tokens are
+    /// routed to, unless they are among the `resident` most recently used experts of their block, which stay
+    /// on the device. Steps are not captured with this option. `None`, the default: all experts are on the
+    /// device.
     pub fn offload_experts(self, resident: impl Into<Option<usize>>) -> Self {
         Self { resident_experts: resident.into(), ..self }
     }
 
-    /// Tokens that a sequence will have at least: where there is no memory for them, loading fails before the weights are
-    /// read. Default: 1.
+    /// Sets the minimum length of a sequence in tokens: without memory for it, loading fails before the
+    /// weights are read. Default: 1.
     pub fn tokens(self, tokens: usize) -> Self {
         Self { tokens, ..self }
     }
 
-    /// When the kernels of the device are compared with their references before they are used, and the model with itself on the CPU. Default: once on each GPU.
+    /// Sets when the kernels of the device are compared with their references before use, and the model on
+    /// the device with the same model on the CPU. Default: once on each GPU.
     pub fn self_test(self, when: SelfTest) -> Self {
         Self { self_test: when, ..self }
     }
@@ -283,9 +291,10 @@ impl<'a> ModelBuilder<'a> {
     /// Loads the model.
     ///
     /// # Errors
-    /// [`Error::Device`] for a device that is not there; [`Error::File`] for a file that is missing, damaged or contradicts
-    /// another; [`Error::Unknown`] for an architecture that is not known; [`Error::Setting`] for what the device cannot do
-    /// and for sizes that no model can have; [`Error::OutOfMemory`] where the model does not fit.
+    /// [`Error::Device`] if there is no such device; [`Error::File`] for a file that is missing, damaged or
+    /// contradicts another; [`Error::Unknown`] for an unknown architecture; [`Error::Setting`] for options
+    /// that the device does not support and for sizes that no model can have; [`Error::OutOfMemory`] if the
+    /// model does not fit.
     pub fn load(mut self) -> Result<Model> {
         let started = Instant::now();
         let device = self.open()?;
@@ -304,11 +313,13 @@ impl<'a> ModelBuilder<'a> {
         Ok(Model { loaded: Arc::new(loaded) })
     }
 
-    /// Compares some blocks of the model and its head on the device with the same on the CPU: each kind of block that it has, on 40, 3 and 1 tokens, and captured steps
-    /// with launched ones. Loading does so at the first use of a GPU; here, nothing is remembered. `None` for models of speech, those of fewer positions, and the CPU.
+    /// Compares some blocks of the model and its head on the device with the same blocks on the CPU: each
+    /// kind of block, on 40, 3 and 1 tokens. Also compares captured steps with launched ones. Loading does
+    /// this at the first use of a GPU; this method does not store the result. `None` for speech models, for
+    /// models with fewer positions than that, and for the CPU.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load); [`Error::DeviceLost`].
+    /// The errors of [`load`](Self::load); [`Error::DeviceLost`].
     pub fn compare(&self) -> Result<Option<ModelVerdict>> {
         let device = self.open()?;
         let kernels = Kernels::new(self.kernels, &device.device)?;
@@ -344,7 +355,7 @@ impl<'a> ModelBuilder<'a> {
         let mut checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
-        // Small files first, so that what is wrong with them is said before the long work.
+        // Small files come first, so that their errors are reported before the long work.
         let generation = generation_config(&checkpoint)?;
         let tokenizer = tokenizer(&checkpoint)?;
         let own_plan = own_plan(&generation);
@@ -373,7 +384,7 @@ impl<'a> ModelBuilder<'a> {
         }
         let held = checkpoint.held_bytes(&kernels, dtype);
         let of_experts = checkpoint.held_expert_bytes(&kernels, dtype);
-        // Those that are packed would not be smaller in float16.
+        // Weights that are packed would not be smaller in float16.
         let half = if held < elements * dtype.size() as u64 { dtype.size() } else { half };
         let claim = claim_weights(
             &self.budget(&device),
@@ -428,7 +439,8 @@ impl<'a> ModelBuilder<'a> {
         let dtype = self.dtype_on(&device, &*configured)?;
         let Trusted { device, kernels, captures } = self.trusted(kernels, device, dtype, &[], None)?;
         let budget = self.budget(&device);
-        // All of them first: made one by one, those that fit would take minutes until one does not.
+        // Counts all of them first: if weights were generated one by one, minutes would pass before one does
+        // not fit.
         let claim = budget.claim("the model's weights", 0)?;
         let bytes = count_elements(&*configured, &device.device, &kernels, claim)?;
         let bytes = bytes.saturating_mul(dtype.size() as u64);
@@ -448,7 +460,7 @@ impl<'a> ModelBuilder<'a> {
         let causal = configured.load(&mut weights, &kernels)?;
         let RandomWeights { mut claim, elements, .. } = weights;
         if self.resident_experts.is_some() {
-            // With room for those that will be there.
+            // Includes room for the experts that will be resident.
             claim.resize(claim.bytes().max(held))?;
         }
         wait_for_weights(&device.device, &refusals)?;
@@ -474,7 +486,7 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    /// Without what gives wrong results, where kernels were not chosen by name.
+    /// The device without parts that give wrong results, unless kernels were chosen by name.
     fn trusted(
         &self,
         kernels: Kernels,
@@ -511,11 +523,12 @@ impl<'a> ModelBuilder<'a> {
         Ok(dtype)
     }
 
-    /// Bytes of the device that are spared where experts, which together have `bytes`, are in host memory.
+    /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host
+    /// memory.
     fn spared(&self, device: &Opened, sizes: &Sizes, bytes: u64) -> Result<u64> {
         let Some(resident) = self.resident_experts else { return Ok(0) };
         match sizes.offloaded_bytes(resident, bytes) {
-            // Host memory is what it has.
+            // The memory of the CPU device is host memory.
             Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
             Some(bytes) => Ok(bytes),
             None => {
@@ -540,8 +553,10 @@ impl<'a> ModelBuilder<'a> {
     }
 }
 
+/// Checks that the device can compute with weights packed in `mixture`.
+///
 /// # Errors
-/// [`Error::Setting`] where the device cannot compute from the codes of a mixture.
+/// [`Error::Setting`] if it does not support the codes of the mixture.
 pub(crate) fn check_quant(
     mixture: Mixture,
     kernels: &Kernels,
@@ -555,16 +570,17 @@ pub(crate) fn check_quant(
     Err(Error::Setting { name: "quant", why })
 }
 
-/// Waits until weights are on the device.
+/// Waits until the weights are on the device.
 ///
 /// # Errors
-/// What the device says; [`Error::OutOfMemory`] where it had no room for them.
+/// The error of the device; [`Error::OutOfMemory`] if it had no room for them.
 fn wait_for_weights(device: &Device, before: &Refusals) -> Result<()> {
     DeviceState::of(device).sync()?;
     before.none_since().map_err(|_| Error::refused("the weights"))
 }
 
-/// The name of a folder or file; the repository's for a snapshot in the cache of the hub, which is named after its commit.
+/// The name of a folder or file. A snapshot in the hub cache is named after its repository, because its
+/// folder is named after a commit.
 fn name_of(folder: &Path) -> String {
     let named = |path: &Path| path.file_name().map(|name| name.display().to_string());
     let repo = || {

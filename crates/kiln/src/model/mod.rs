@@ -1,4 +1,4 @@
-//! A model on a device, with what its folder says about using it.
+//! A model on a device, with the settings from its folder.
 
 mod generating;
 mod loading;
@@ -30,10 +30,10 @@ use crate::{
     speech::SpeechConfig,
 };
 
-/// A model on a device, its tokenizer, and what its folder says about generation.
+/// A model on a device, with its tokenizer and the generation settings from its folder.
 ///
 /// A clone is another handle to the same weights and costs nothing. Threads may share a model, and generate
-/// with it at once.
+/// with it concurrently.
 #[derive(Clone)]
 pub struct Model {
     loaded: Arc<Loaded>,
@@ -48,23 +48,23 @@ struct Loaded {
     dtype: DType,
     kernels: Kernels,
     tokenizer: Option<Arc<Tokenizer>>,
-    /// What grammars know of the tokenizer, once one was used.
+    /// The tokenizer's table for grammars, after the first grammar was used.
     token_table: Mutex<Option<Arc<TokenTable>>>,
     generation: GenerationConfig,
-    /// What the folder says of transcribing; `None` for a model of text, and for one that was made up.
+    /// The folder's settings for transcription; `None` for a text model, and for random weights.
     speech: Option<SpeechConfig>,
     chat_templates: ChatTemplates,
     /// The caches that the folder asks for.
     plan: Plan,
-    /// Of the weights; `None` where they were made up.
+    /// Fingerprint of the weights; `None` for random weights.
     fingerprint: Option<String>,
     parameters: u64,
-    /// To the memory of the weights.
+    /// Claim to the memory of the weights.
     claim: Claim,
     load_time: Duration,
-    /// Whether steps may be recorded and replayed.
+    /// Whether steps may be captured and replayed.
     captures: bool,
-    /// Whether a warning named the settings of the folder that are not applied.
+    /// Whether the user was warned about settings of the folder that are not applied.
     told: AtomicBool,
 }
 
@@ -78,8 +78,8 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Loads a Hugging Face folder onto the best device: a discrete GPU if there is one, else an integrated one, else the
-    /// CPU. [`builder`](Self::builder) has other choices.
+    /// Loads a Hugging Face folder onto the best device: a discrete GPU if there is one, else an integrated
+    /// one, else the CPU. For other choices, see [`builder`](Self::builder).
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -91,17 +91,18 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Those of [`ModelBuilder::load`].
+    /// The errors of [`ModelBuilder::load`].
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         Self::builder(folder).load()
     }
 
-    /// Prepares to load a Hugging Face folder: device, type of numbers, memory, progress.
+    /// Creates a builder that loads a Hugging Face folder, with options for device, number type, memory and
+    /// progress.
     pub fn builder<'a>(folder: impl AsRef<Path>) -> ModelBuilder<'a> {
         ModelBuilder::folder(folder.as_ref())
     }
 
-    /// Asks the model to continue `prompt`: text, tokens of one row, or tokens of several rows.
+    /// Creates a request to continue `prompt`: text, tokens of one row, or tokens of several rows.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -150,7 +151,7 @@ impl Model {
         Engine::new(self.causal().clone(), rows)
     }
 
-    /// The weights, for a loop of one's own.
+    /// The forward pass of the model, for custom loops.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -174,7 +175,8 @@ impl Model {
         &self.loaded.causal
     }
 
-    /// An empty cache for one sequence, or one batch of them. Its memory is counted in the model's [`budget`](Self::budget).
+    /// Creates an empty cache for one sequence, or for one batch of sequences. Its memory counts against the
+    /// model's [`budget`](Self::budget).
     ///
     /// # Errors
     /// [`Error::Setting`] for a plan that does not suit the model.
@@ -197,32 +199,33 @@ impl Model {
         &self.loaded.sizes
     }
 
-    /// The device as Burn takes it, for tensors in a loop of one's own. [`opened`](Self::opened) says what is known of it.
+    /// The device as a Burn type, for tensors in custom loops. [`opened`](Self::opened) returns its
+    /// properties.
     pub fn device(&self) -> &Device {
         &self.loaded.device.device
     }
 
-    /// The device and what is known of it.
+    /// The device and its properties.
     pub fn opened(&self) -> &Opened {
         &self.loaded.device
     }
 
-    /// The type that weights, activations and caches are held in.
+    /// The number type of weights, activations and caches.
     pub fn dtype(&self) -> DType {
         self.loaded.dtype
     }
 
-    /// Which kernels ran so far.
+    /// The kernels of the device, with a record of those that ran.
     pub fn kernels(&self) -> &Kernels {
         &self.loaded.kernels
     }
 
-    /// The memory of the device that weights, caches and activations are counted in.
+    /// The memory budget of the device for weights, caches and activations.
     pub fn budget(&self) -> &Budget {
         self.loaded.claim.budget()
     }
 
-    /// Elements of all weights.
+    /// Number of elements in all weights.
     pub fn parameters(&self) -> u64 {
         self.loaded.parameters
     }
@@ -237,22 +240,22 @@ impl Model {
         self.loaded.causal.weight_bytes().in_host_memory as u64
     }
 
-    /// What experts in host memory have cost so far; `None` where all are on the device.
+    /// Traffic that experts in host memory have caused so far; `None` if all experts are on the device.
     pub fn expert_traffic(&self) -> Option<ExpertTraffic> {
         self.loaded.causal.expert_traffic()
     }
 
-    /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.
+    /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is also the head.
     pub fn multiplied_bytes(&self) -> u64 {
         self.loaded.causal.weight_bytes().multiplied as u64
     }
 
-    /// How long loading took.
+    /// The duration of loading.
     pub fn load_time(&self) -> Duration {
         self.loaded.load_time
     }
 
-    /// The folder's `generation_config.json`: the settings of a request that does not give its own.
+    /// The folder's `generation_config.json`: defaults for the settings of a request.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.loaded.generation
     }
@@ -261,15 +264,15 @@ impl Model {
         self.loaded.speech.as_ref()
     }
 
-    /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.
+    /// The Jinja templates that render a conversation as a prompt, if the folder has any.
     pub fn chat_templates(&self) -> &ChatTemplates {
         &self.loaded.chat_templates
     }
 
-    /// A name for the weights, that no other weights have. Saved caches hold it.
+    /// A fingerprint that identifies the weights. Saved caches contain it.
     ///
     /// # Errors
-    /// [`Error::Setting`] for weights that came from no folder.
+    /// [`Error::Setting`] for weights that were not loaded from a folder.
     pub fn fingerprint(&self) -> Result<&str> {
         self.loaded.fingerprint.as_deref().ok_or_else(|| Error::Setting {
             name: "model",
@@ -286,24 +289,24 @@ impl Model {
         })
     }
 
-    /// The tokens of `text`, with the special tokens that the tokenizer adds.
+    /// Tokenizes `text`, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where the folder has no tokenizer.
+    /// [`Error::Prompt`] if the folder has no tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
         self.tokenizer()?.encode(text, true)
     }
 
-    /// The tokens of `text` alone, as it stands in the middle of another.
+    /// Tokenizes `text` as a continuation of another text, without special tokens.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where the folder has no tokenizer.
+    /// [`Error::Prompt`] if the folder has no tokenizer.
     pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
         self.tokenizer()?.encode(text, false)
     }
 
-    /// Refuses a text that has more tokens than the model has positions, before they are made: tokens of a long text take a
-    /// hundred times its memory.
+    /// Rejects a text that has more tokens than the model has positions, before it is tokenized: the tokens
+    /// of a long text take a hundred times its memory.
     ///
     /// # Errors
     /// [`Error::Prompt`] for a text that is too long for `cache`, however few tokens it has.
@@ -318,18 +321,18 @@ impl Model {
         Err(Error::Prompt { why })
     }
 
-    /// The text of `tokens`, special tokens left out.
+    /// Decodes `tokens`, without special tokens.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where the folder has no tokenizer, or the tokenizer cannot decode.
+    /// [`Error::Prompt`] if the folder has no tokenizer, or the tokenizer cannot decode.
     pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
         self.tokenizer()?.decode(tokens, true)
     }
 
-    /// Turns tokens into text piece by piece, for loops of one's own.
+    /// Creates a stream that decodes tokens piece by piece, for custom loops.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where the folder has no tokenizer.
+    /// [`Error::Prompt`] if the folder has no tokenizer.
     pub fn text_stream(&self) -> Result<TextStream> {
         Ok(TextStream::new(self.tokenizer()?.clone()))
     }

@@ -1,5 +1,5 @@
-//! What a lossy cache costs on a model: text is fed token by token through it and through a dense cache, and what the
-//! model says next is compared.
+//! The loss of a lossy cache on a model: text is fed token by token through the lossy cache and through a
+//! dense cache, and the predictions of the model are compared.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::Model;
 
-/// The caches that are probed unasked: each format at each width, keys and values apart where that pays.
+/// The caches that are probed by default: each format at each width, with different settings for keys and
+/// values if that pays off.
 pub const PROBED: &[&str] = &[
     "quantized:nbits=8",
     "quantized:nbits=4",
@@ -36,34 +37,34 @@ pub const PROBED: &[&str] = &[
     "quantized:format=hqq,nbits=2,axis_key=1,axis_value=1",
 ];
 
-/// What was measured of a cache.
+/// The measurements of a cache.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Probed {
-    /// The strategy and its settings, as [`Plan::named`] reads them.
+    /// The strategy and its settings, in the syntax of [`Plan::named`].
     pub cache: String,
-    /// Of a window of text, everything that the cache holds on the device, a token.
+    /// Bytes of the cache on the device per token, for a full window of text.
     pub bytes_per_token: f64,
-    /// What the model says with it, beside what it says with the dense cache.
+    /// The model's predictions with this cache, compared with those with the dense cache.
     pub compared: Comparison,
-    /// Median time of a token, in the second half of windows.
+    /// Median time per token, in the second half of windows.
     pub step: Duration,
 }
 
-/// What [`probe`] measured.
+/// The result of [`probe`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Probe {
-    /// Tokens of text that were fed to each cache.
+    /// Number of tokens that were fed to each cache.
     pub tokens: usize,
-    /// Tokens from one empty cache to the next.
+    /// Number of tokens after which the cache is reset.
     pub window: usize,
-    /// The dense cache first, then the others as they were asked for.
+    /// The dense cache, followed by the others in the requested order.
     pub caches: Vec<Probed>,
 }
 
 impl Probed {
-    /// What the measured loss means.
+    /// The severity of the measured loss.
     pub fn loss(&self) -> Loss {
         self.compared.loss()
     }
@@ -85,25 +86,25 @@ impl Probe {
         &self.caches[0]
     }
 
-    /// The others, those that lose least first.
+    /// The other caches, in ascending order of loss.
     pub fn ranked(&self) -> Vec<&Probed> {
         ranked(&self.caches[1..])
     }
 
-    /// Of the caches whose loss is not seen the smallest, and of one size the one that loses least; `None` where there is
-    /// none that is smaller than the dense cache.
+    /// The smallest cache whose loss is not noticeable; among caches of one size, the one with the least
+    /// loss. `None` if no such cache is smaller than the dense cache.
     pub fn recommended(&self) -> Option<&Probed> {
         recommended(&self.caches[1..], self.dense().bytes_per_token)
     }
 
-    /// Those that break the model.
+    /// The caches that break the model.
     pub fn broken(&self) -> impl Iterator<Item = &Probed> {
         self.caches[1..].iter().filter(|probed| probed.loss() == Loss::Broken)
     }
 }
 
-/// Measures what caches lose: feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache
-/// and through each of `caches`; `on_progress` is told how many tokens were fed.
+/// Measures the loss of caches: feeds `text` in windows of `window` tokens, each with an empty cache, through
+/// a `dynamic` cache and through each of `caches`. Calls `on_progress` with the number of tokens fed.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -120,8 +121,8 @@ impl Probe {
 /// ```
 ///
 /// # Errors
-/// A text of fewer than two tokens, a window that the model has no positions for, caches that cannot serve the model or
-/// remember nothing, a model whose own scores are not finite numbers.
+/// A text of fewer than two tokens, a window longer than the model's positions, caches that do not support
+/// the model or store nothing, a model whose own scores are not finite numbers.
 pub fn probe(
     model: &Model,
     text: &[TokenId],
@@ -174,7 +175,7 @@ pub fn probe(
     Ok(Probe { tokens: fed, window, caches })
 }
 
-/// Feeds a token; the logits behind it, and how long that took.
+/// Feeds a token. Returns the logits of the next token, and the time that the step took.
 fn step(model: &Model, cache: &mut ModelCache, token: TokenId) -> Result<(Vec<f32>, Duration)> {
     let started = Instant::now();
     let batch = Batch::from_rows(&[vec![token]], model.device())?;

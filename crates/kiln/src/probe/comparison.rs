@@ -1,47 +1,49 @@
-//! How far what a model says next is from what it should say, and what that means for a text.
+//! The divergence of a model's predictions from a reference, and its severity.
 
 use kiln_core::{Result, model::TokenId};
 use kiln_generate::sampler::{greedy, no_distribution};
 
-/// Distributions of the next token beside those that they should be, over all places of a text.
+/// A comparison of predicted distributions of the next token with reference distributions, over all positions
+/// of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Comparison {
-    /// Mean Kullback-Leibler divergence from what it should be, in nats.
+    /// Mean Kullback-Leibler divergence from the reference, in nats.
     pub divergence: f64,
-    /// The largest of it, over all tokens.
+    /// Maximum divergence over all tokens.
     pub largest_divergence: f64,
-    /// Share of places at which the same token is likeliest.
+    /// Share of positions at which the same token is likeliest.
     pub agreement: f64,
-    /// Of the text: `exp` of the mean negative logarithm of each token's probability.
+    /// Perplexity of the text: `exp` of the mean negative logarithm of each token's probability.
     pub perplexity: f64,
 }
 
-/// Mean divergence up to which a loss is not seen: distributions differ less than those of a model in 8 bits and in 16.
+/// Maximum mean divergence of a loss that is not noticeable: distributions differ less than those of a model
+/// in 8 bits and in 16.
 pub const UNSEEN: f64 = 0.01;
 
-/// Share of tokens at which the same token must be likeliest, for a loss that is not seen.
+/// Minimum share of positions with the same likeliest token, for a loss that is not noticeable.
 pub const UNSEEN_AGREEMENT: f64 = 0.99;
 
-/// Mean divergence from which on a model is broken.
+/// Minimum mean divergence of a broken model.
 pub const BROKEN: f64 = 0.5;
 
-/// Sizes that differ by less than this are one size.
+/// Sizes with a smaller ratio than this count as equal.
 const SAME_SIZE: f64 = 1.01;
 
-/// What a loss means for the text that a model writes.
+/// The severity of a loss for the text that a model writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Within [`UNSEEN`] and [`UNSEEN_AGREEMENT`].
     Unseen,
-    /// Between the bounds: some tokens change, and the text is another of the same kind.
+    /// Between the bounds: some tokens change, and the text is a different one of the same quality.
     Seen,
-    /// Beyond [`BROKEN`].
+    /// Above [`BROKEN`].
     Broken,
 }
 
 impl Comparison {
-    /// What the measured loss means.
+    /// The severity of the measured loss.
     pub fn loss(&self) -> Loss {
         if self.divergence <= UNSEEN && self.agreement >= UNSEEN_AGREEMENT {
             Loss::Unseen
@@ -53,26 +55,26 @@ impl Comparison {
     }
 }
 
-/// Something that is smaller than what it stands for, and loses some of it.
+/// A smaller, lossy variant.
 pub(super) trait Lossy {
     fn bytes(&self) -> f64;
     fn compared(&self) -> &Comparison;
 
-    /// Whether so little is lost that it can be recommended.
+    /// Whether the loss is low enough to recommend the variant.
     fn is_good(&self) -> bool {
         self.compared().loss() == Loss::Unseen
     }
 }
 
-/// Those that lose least first.
+/// Sorts variants by ascending loss.
 pub(super) fn ranked<T: Lossy>(all: &[T]) -> Vec<&T> {
     let mut ranked: Vec<&T> = all.iter().collect();
     ranked.sort_by(|a, b| a.compared().divergence.total_cmp(&b.compared().divergence));
     ranked
 }
 
-/// Of those that can be recommended the smallest, and of one size the one that loses least; `None` where none has fewer than
-/// `bytes` bytes.
+/// The smallest variant that can be recommended; among variants of one size, the one with the least loss.
+/// `None` if none has fewer than `bytes` bytes.
 pub(super) fn recommended<T: Lossy>(all: &[T], bytes: f64) -> Option<&T> {
     let mut good = ranked(all);
     good.retain(|one| one.is_good() && one.bytes() < bytes);
@@ -99,10 +101,11 @@ impl Distribution {
         Self { logarithms: logits.iter().map(|&logit| f64::from(logit) - all).collect(), likeliest }
     }
 
-    /// Of logits that others are compared with.
+    /// Creates the reference distribution from logits.
     ///
     /// # Errors
-    /// Logits that are no distribution: then the model is wrong, and not what is compared with it.
+    /// Logits that are not a distribution: the model itself is wrong, not the variants that are compared with
+    /// it.
     pub(super) fn checked(logits: &[f32]) -> Result<Self> {
         match greedy(logits) {
             Some(_) => Ok(Self::of(logits)),
@@ -110,13 +113,13 @@ impl Distribution {
         }
     }
 
-    /// Compares it with what it should be, at a place behind which the text has the token `next`.
+    /// Compares the distribution with the reference, at a position after which the text has the token `next`.
     pub(super) fn beside(&self, right: &Self, next: TokenId) -> Place {
         let terms = right.logarithms.iter().zip(&self.logarithms);
         let sum: f64 =
             terms.map(|(p, q)| if *p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }).sum();
         Place {
-            // Rounding can make a sum of nothing but roundings negative. What is no number stays none.
+            // Rounding errors can make the sum negative. NaN stays NaN.
             divergence: if sum < 0.0 { 0.0 } else { sum },
             agrees: self.likeliest == right.likeliest,
             surprise: -self.logarithms.get(next as usize).copied().unwrap_or(f64::NEG_INFINITY),
@@ -124,16 +127,16 @@ impl Distribution {
     }
 }
 
-/// Two distributions at a place of a text.
+/// The comparison of two distributions at a position of a text.
 pub(super) struct Place {
-    /// In nats.
+    /// Divergence in nats.
     divergence: f64,
     agrees: bool,
     /// The negative logarithm of the probability of the token that follows.
     surprise: f64,
 }
 
-/// What was said at the places of a text so far.
+/// Sums over the positions compared so far.
 #[derive(Default)]
 pub(super) struct Comparisons {
     divergences: Vec<f64>,
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn divergence_is_that_of_the_formula() {
-        // Of probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4: ln 2 / 2 - ln 2 / 4.
+        // The formula for probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4: ln 2 / 2 - ln 2 / 4.
         let [right, said] =
             [[2.0_f32, 1.0, 1.0], [1.0, 2.0, 1.0]].map(|odds| Distribution::of(&odds.map(f32::ln)));
         let mut all = Comparisons::default();
@@ -210,7 +213,7 @@ mod tests {
         all.add(right.beside(&right, 0));
         let Comparison { divergence, largest_divergence, agreement, perplexity } = all.finish();
         let ln2 = std::f64::consts::LN_2;
-        // Logits are float32, whose roundings are below 1e-7.
+        // Logits are float32, whose rounding errors are below 1e-7.
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
         near(largest_divergence, ln2 / 4.0);
         near(divergence, ln2 / 8.0);

@@ -1,4 +1,5 @@
-//! What it costs to hold a model, or what it remembers, in fewer bits: text is fed, and what the model says next is compared.
+//! Measurement of the loss of packed weights and caches: text is fed, and the predictions of the model are
+//! compared.
 
 mod caches;
 mod comparison;

@@ -1,7 +1,8 @@
-//! What models say of a whole text, and how far they are from each other.
+//! Readings of a text by models, and their comparison.
 //!
-//! Of each place, hidden states are kept and not logits: 2 KiB instead of 192 KiB in SmolLM2. The model's head makes logits of them
-//! again, for some places at a time. So a model reads the text once, and can be compared with several others.
+//! A reading keeps hidden states instead of logits: 2 KiB per position instead of 192 KiB in SmolLM2. The
+//! model's head computes the logits from them again, for some positions at a time. So a model reads the text
+//! once, and can be compared with several others.
 
 use std::{
     ops::Range,
@@ -27,29 +28,29 @@ use super::{
 };
 use crate::Model;
 
-/// Tokens that are fed at once, at most.
+/// Maximum number of tokens that are fed at once.
 const CHUNK: usize = 512;
 
-/// Logits of a model that are held at a time: 16 MiB in float32.
+/// Number of logits of a model that are in memory at a time: 16 MiB in float32.
 const LOGITS: usize = 1 << 22;
 
-/// Tokens that are decoded to measure how long one takes.
+/// Number of tokens that are decoded to measure the speed.
 const DECODED: usize = 32;
 
-/// Tokens in front of them.
+/// Number of prompt tokens before them.
 const PROMPT: usize = 16;
 
-/// What a model says of a text.
+/// The reading of a text by a model.
 pub(super) struct Reading<'a> {
     model: &'a Model,
-    /// Of each window, `[1, tokens, hidden]`.
+    /// Hidden states of each window, `[1, tokens, hidden]`.
     states: Vec<Tensor<3>>,
-    /// Tokens a second, of the fastest window.
+    /// Tokens per second in the fastest window.
     pub(super) prefill: f64,
 }
 
 impl<'a> Reading<'a> {
-    /// `on_read` is told how many tokens were fed, each time some were.
+    /// Reads the text with `model`. Calls `on_read` with the number of tokens fed since the last call.
     pub(super) fn of(model: &'a Model, windows: Windows<'_>, on_read: &mut dyn FnMut(usize)) -> Result<Self> {
         let (mut states, mut prefill) = (Vec::new(), 0.0_f64);
         for window in windows.iter() {
@@ -77,7 +78,7 @@ impl<'a> Reading<'a> {
         self.model
     }
 
-    /// What is said behind some places of a window.
+    /// The predicted distributions at some positions of a window.
     fn said(&self, window: usize, places: &Range<usize>, is_right: bool) -> Result<Vec<Distribution>> {
         let Some(states) = self.states.get(window) else { return Ok(Vec::new()) };
         let states = states.clone().narrow(1, places.start, places.len());
@@ -90,8 +91,8 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Compares readings of one text, place by place: the second of each pair with the first. `on_compared` is told at how many places
-/// all were compared, each time some were.
+/// Compares readings of one text, position by position: the second of each pair with the first. Calls
+/// `on_compared` with the number of positions compared since the last call.
 ///
 /// # Errors
 /// Scores of the first reading that are not finite numbers.
@@ -125,7 +126,7 @@ pub(super) fn compare<const PAIRS: usize>(
     Ok(all.map(Comparisons::finish))
 }
 
-/// Tokens a second that a model decodes behind the beginning of a text; the median of some steps.
+/// Decoding speed of a model in tokens per second, after the beginning of the text; the median of some steps.
 pub(super) fn decode_speed(model: &Model, windows: Windows<'_>) -> Result<f64> {
     let text = windows.iter().next().unwrap_or_default();
     let positions = model.sizes().positions;

@@ -1,7 +1,9 @@
-//! Which tensors of a mixture cost most: one kind of them, or one tensor, is packed, and the others are as they are stored.
+//! The loss of single tensors: one kind of tensor, or one tensor, is packed, and the others keep their stored
+//! format.
 //!
-//! A run for each tensor would take hours. So errors of numbers are measured of all, and divergence of kinds. A kind's divergence is
-//! divided among its tensors by their squared errors, with which it grows, and those that get most are run alone.
+//! A run for each tensor would take hours. Instead, the errors of all tensors and the divergence of each kind
+//! are measured. The divergence of a kind, which grows with squared errors, is divided among its tensors in
+//! proportion to these, and the tensors with the largest shares get a run of their own.
 
 use std::collections::BTreeMap;
 
@@ -19,49 +21,50 @@ use super::{
 };
 use crate::{Model, ModelBuilder, model::check_quant};
 
-/// The share of the work that it is to pack all tensors, for a bar.
+/// Share of the work that packing all tensors takes, for the progress bar.
 const PACKING: f64 = 0.1;
 
-/// What was measured of tensors of a model that were packed alone.
+/// The measurements of tensors that were packed while all others were not.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProbedTensors {
-    /// A tensor, as `blk.0.attn_v.weight`, or a kind of them, as `attn_v`: the names of GGUF files, which `llama-quantize
-    /// --tensor-type` takes.
+    /// The name of a tensor such as `blk.0.attn_v.weight`, or of a kind such as `attn_v`. These are the names
+    /// in GGUF files, which `llama-quantize --tensor-type` takes.
     pub name: String,
-    /// How many tensors they are.
+    /// Number of tensors.
     pub tensors: usize,
-    /// The formats that they are packed in, by name.
+    /// Names of the formats in which they are packed.
     pub formats: Vec<&'static str>,
-    /// Bytes that they are packed in.
+    /// Size in bytes when packed.
     pub bytes: u64,
-    /// The root of the mean squared error of their numbers, divided by that of the mean square.
+    /// Root mean square of the errors, divided by the root mean square of the elements.
     pub relative_error: f64,
-    /// What the model says, beside what the original says.
+    /// The model's predictions, compared with those of the original.
     pub compared: Comparison,
 }
 
-/// What [`probe_tensors`] measured.
+/// The result of [`probe_tensors`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TensorsProbe {
     pub mixture: Mixture,
-    /// Tokens of text that were fed to each model.
+    /// Number of tokens that were fed to each model.
     pub tokens: usize,
-    /// All kinds of tensors that the mixture packs, those that lose most first.
+    /// All kinds of tensors that the mixture packs, in descending order of loss.
     pub kinds: Vec<ProbedTensors>,
-    /// Single tensors, those that lose most first.
+    /// Single tensors, in descending order of loss.
     pub worst: Vec<ProbedTensors>,
 }
 
-/// Measures which tensors of `mixture` lose most: feeds `text` to `original`, to a model for each kind of tensors of which only these are
-/// packed, and to a model for each of the `worst` tensors of which most is expected. Activations are exact. `on_progress` is told the
-/// share of the work that is done, from 0 to 1.
+/// Measures which tensors of `mixture` lose most: feeds `text` to `original`, to a model for each kind of
+/// tensor with only that kind packed, and to a model for each of the `worst` tensors with the largest
+/// expected loss. Activations are exact. Calls `on_progress` with the share of the work that is done, from 0
+/// to 1.
 ///
-/// `builder` makes the builder that `original` was loaded with; its `quant` and `exact` are set here.
+/// `builder` creates the builder that `original` was loaded with; this function sets its `quant` and `exact`.
 ///
 /// # Errors
-/// Those of [`probe_weights`](super::probe_weights).
+/// The errors of [`probe_weights`](super::probe_weights).
 pub fn probe_tensors<'b>(
     original: &Model,
     builder: &dyn Fn() -> ModelBuilder<'b>,

@@ -1,8 +1,8 @@
-//! What packed weights cost on a model: it is loaded in each mixture of formats, reads a text, and is compared with itself as it is
-//! stored.
+//! The loss of packed weights on a model: the model is loaded in each mixture of formats, reads a text, and
+//! is compared with itself in the stored format.
 //!
-//! Up to three models are in memory: the original, and a mixture twice, with exact and with rounded activations. In 8.5 bits a weight,
-//! these two take about as much as the original in 16 bits.
+//! Up to three models are in memory: the original, and a mixture twice, with exact and with rounded
+//! activations. At 8.5 bits per weight, these two take about as much as the original in 16 bits.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{Model, ModelBuilder, model::check_quant};
 
-/// The mixtures that are probed unasked: those that are downloaded most, from 8.5 bits a weight down to 2.6.
+/// The mixtures that are probed by default: the most downloaded ones, from 8.5 bits per weight down to 2.6.
 pub const MIXTURES: [Mixture; 8] = [
     Mixture::Q8_0,
     Mixture::Q6K,
@@ -30,48 +30,51 @@ pub const MIXTURES: [Mixture; 8] = [
     Mixture::Q2K,
 ];
 
-/// Mean divergence, in nats, from the same mixture with exact activations, up to which it is worth to round activations to 8 bits.
+/// Maximum mean divergence, in nats, from the same mixture with exact activations, for which rounding
+/// activations to 8 bits is worthwhile.
 ///
-/// SmolLM2-135M-Instruct stays within it in each of [`MIXTURES`] (`docs/measurements/weight-loss.md` has the figures), so rounding is the default.
+/// SmolLM2-135M-Instruct stays below it in each of [`MIXTURES`] (`docs/measurements/weight-loss.md` has the
+/// figures), so rounding is the default.
 pub const ROUNDING: f64 = 0.01;
 
-/// What was measured of weights.
+/// The measurements of one format of the weights.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProbedWeights {
-    /// What they are packed in; `None`: they are as they are stored.
+    /// The mixture in which weights are packed; `None`: the stored format.
     pub mixture: Option<Mixture>,
-    /// Whether [`ModelBuilder::exact`] was asked for, on a device that rounds activations otherwise.
+    /// Whether [`ModelBuilder::exact`] was set, on a device that rounds activations by default.
     pub exact: bool,
     /// Bytes of all weights on the device.
     pub bytes: u64,
-    /// Bits of a weight, on average.
+    /// Mean number of bits per weight.
     pub bits: f64,
-    /// What the model says, beside what the original says.
+    /// The model's predictions, compared with those of the original.
     pub compared: Comparison,
-    /// What the model says, beside what it says with the same weights and exact activations; `None` where activations are exact.
+    /// The model's predictions, compared with those with the same weights and exact activations; `None` if
+    /// activations are exact.
     pub rounding: Option<Comparison>,
-    /// Tokens of the text that are read a second, in the fastest window.
+    /// Prefill speed in tokens per second, in the fastest window.
     pub prefill: f64,
-    /// Tokens that are decoded a second.
+    /// Decoding speed in tokens per second.
     pub decode: f64,
 }
 
-/// What [`probe_weights`] measured.
+/// The result of [`probe_weights`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WeightsProbe {
-    /// Tokens of text that were fed to each model.
+    /// Number of tokens that were fed to each model.
     pub tokens: usize,
-    /// Tokens of a sequence.
+    /// Number of tokens per sequence.
     pub window: usize,
-    /// The original first, then mixtures as they were asked for: each with exact activations, and, where the device rounds them, with rounded
-    /// ones.
+    /// The original, followed by mixtures in the requested order: each with exact activations, and, if the
+    /// device rounds them, with rounded ones.
     pub weights: Vec<ProbedWeights>,
 }
 
 impl ProbedWeights {
-    /// What the measured loss means.
+    /// The severity of the measured loss.
     pub fn loss(&self) -> Loss {
         self.compared.loss()
     }
@@ -86,41 +89,43 @@ impl Lossy for ProbedWeights {
         &self.compared
     }
 
-    /// By its divergence alone. Even in 8 bits, the likeliest token changes at some places in a hundred, those where two are about as
-    /// likely. And as it runs by default: exact activations always lose less, and are slower.
+    /// Judges by divergence only, because even with 8 bits the likeliest token changes at about one position
+    /// in a hundred, where two tokens are about equally likely. Judges the default mode only, because exact
+    /// activations always lose less and are slower.
     fn is_good(&self) -> bool {
         !self.exact && self.compared.divergence <= UNSEEN
     }
 }
 
 impl WeightsProbe {
-    /// The weights as they are stored.
+    /// The weights in the stored format.
     pub fn original(&self) -> &ProbedWeights {
         &self.weights[0]
     }
 
-    /// The mixtures, those that lose least first.
+    /// The mixtures, in ascending order of loss.
     pub fn ranked(&self) -> Vec<&ProbedWeights> {
         ranked(&self.weights[1..])
     }
 
-    /// The smallest mixture that loses at most [`UNSEEN`] nats as it runs by default; `None` where there is none that is smaller than the original.
+    /// The smallest mixture that loses at most [`UNSEEN`] nats in the default mode; `None` if no such mixture
+    /// is smaller than the original.
     pub fn recommended(&self) -> Option<&ProbedWeights> {
         recommended(&self.weights[1..], self.original().bytes as f64)
     }
 
-    /// The one in which rounded activations cost most; `None` where the device rounds none.
+    /// The mixture for which rounded activations cost most; `None` if the device does not round.
     pub fn most_rounded(&self) -> Option<(&ProbedWeights, &Comparison)> {
         let rounded = self.weights.iter().filter_map(|one| Some((one, one.rounding.as_ref()?)));
         rounded.max_by(|(_, a), (_, b)| a.divergence.total_cmp(&b.divergence))
     }
 }
 
-/// Says why the loss of a model's weights cannot be measured, if so, from the headers of its files.
+/// Checks from the headers of a model's files that the loss of its weights can be measured.
 ///
 /// # Errors
-/// [`Error::File`] for weights that were packed before, and for models that [`quantize`](crate::quantize()) does not write;
-/// [`Error::Setting`] for models of speech.
+/// [`Error::File`] for weights that are packed already, and for models that [`quantize`](crate::quantize())
+/// does not support; [`Error::Setting`] for speech models.
 pub fn check_original(model: impl AsRef<Path>) -> Result<()> {
     let mut checkpoint = Checkpoint::open(model.as_ref())?;
     if let Some((tensor, stored)) = checkpoint.packed_before() {
@@ -138,10 +143,11 @@ pub fn check_original(model: impl AsRef<Path>) -> Result<()> {
     checkpoint.pack_as(Mixture::default(), None)
 }
 
-/// Measures what mixtures lose: feeds `text` in windows of `window` tokens to `original`, and to the models that `builder` loads in
-/// each of `mixtures`. `on_progress` is told the share of the work that is done, from 0 to 1.
+/// Measures the loss of mixtures: feeds `text` in windows of `window` tokens to `original`, and to the models
+/// that `builder` loads in each of `mixtures`. Calls `on_progress` with the share of the work that is done,
+/// from 0 to 1.
 ///
-/// `builder` makes the builder that `original` was loaded with; its `quant` and `exact` are set here.
+/// `builder` creates the builder that `original` was loaded with; this function sets its `quant` and `exact`.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -158,8 +164,9 @@ pub fn check_original(model: impl AsRef<Path>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// Those of [`check_original`] and of [`ModelBuilder::load`]; a text of fewer than two tokens, a window that the model has no
-/// positions for, mixtures that the device does not compute from, a model whose own scores are not finite numbers.
+/// The errors of [`check_original`] and of [`ModelBuilder::load`]; a text of fewer than two tokens, a window
+/// longer than the model's positions, mixtures that the device does not support, a model whose own scores are
+/// not finite numbers.
 pub fn probe_weights<'b>(
     original: &Model,
     builder: &dyn Fn() -> ModelBuilder<'b>,
@@ -177,7 +184,7 @@ pub fn probe_weights<'b>(
     let rounds = |mixture: &Mixture| info.class == DeviceClass::Cpu && mixture.format().block() > 1;
     let tokens = windows.tokens();
     let models = 1 + mixtures.iter().map(|mixture| 1 + usize::from(rounds(mixture))).sum::<usize>();
-    // Each is read, and each is compared.
+    // Each model reads, and each is compared.
     let (mut done, total) = (0, (2 * tokens * models) as f64);
     let mut progress = |tokens: usize| {
         done += tokens;

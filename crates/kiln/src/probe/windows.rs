@@ -1,4 +1,4 @@
-//! The text that is fed: in windows, each of which is a sequence of its own.
+//! The text that is fed, in windows, each of which is a separate sequence.
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId};
@@ -6,7 +6,7 @@ use kiln_generate::GenerationConfig;
 
 use crate::Model;
 
-/// A text in windows of so many tokens.
+/// A text in windows of a number of tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Windows<'a> {
     text: &'a [TokenId],
@@ -14,8 +14,10 @@ pub(super) struct Windows<'a> {
 }
 
 impl<'a> Windows<'a> {
+    /// Divides `text` into windows of `window` tokens.
+    ///
     /// # Errors
-    /// A text of fewer than two tokens, and a window that the model has no positions for.
+    /// A text of fewer than two tokens, and a window longer than the model's positions.
     pub(super) fn of(text: &'a [TokenId], window: usize, model: &Model) -> Result<Self> {
         let positions = model.sizes().positions;
         if text.len() < 2 {
@@ -28,21 +30,23 @@ impl<'a> Windows<'a> {
         Ok(Self { text, window })
     }
 
-    /// The windows, of which the last may be shorter. Of each, all tokens but the last are fed, and all but the first are said next.
+    /// The windows; the last one may be shorter. All tokens of a window but the last are fed, and all but the
+    /// first are predicted.
     pub(super) fn iter(&self) -> impl Iterator<Item = &'a [TokenId]> + use<'a> {
         self.text.chunks(self.window).filter(|window| window.len() > 1)
     }
 
-    /// Tokens that are fed.
+    /// Number of tokens that are fed.
     pub(super) fn tokens(&self) -> usize {
         self.iter().map(|window| window.len() - 1).sum()
     }
 }
 
-/// Text of `tokens` tokens that the model makes itself, at temperature 1, in windows: it is what the model knows best.
+/// Generates a text of `tokens` tokens with the model itself, at temperature 1, in windows: the text that the
+/// model predicts best.
 ///
 /// # Errors
-/// Those of [`Model::generate`].
+/// The errors of [`Model::generate`].
 pub fn own_text(model: &Model, tokens: usize, window: usize, seed: u64) -> Result<Vec<TokenId>> {
     let config = model.generation_config();
     let ends = config.eos_token_id.as_deref().and_then(|ids| ids.first().copied());

@@ -1,4 +1,4 @@
-//! The tokenizer of a folder for a GGUF file, in which it has to cut texts as it does in the folder.
+//! The tokenizer of a folder for a GGUF file, in which it must tokenize texts as it does in the folder.
 
 use kiln_core::{Error, Result, files, model::TokenId};
 use kiln_generate::Tokenizer;
@@ -8,7 +8,8 @@ use serde_json::Value as Json;
 
 use crate::folder::{TOKENIZER, json, tokenizer_config, tokenizer_json};
 
-/// Texts with what tokenizers treat differently: spaces at each place, lines, digits, contractions and letters of other scripts.
+/// Texts that tokenizers treat differently: spaces in all places, lines, digits, contractions and letters of
+/// other scripts.
 const TEXTS: [&str; 17] = [
     "",
     " ",
@@ -28,13 +29,13 @@ const TEXTS: [&str; 17] = [
     "🙂👩‍👩‍👧",
     "<0x0A>",
 ];
-/// Added tokens that are tried, spread over all.
+/// Number of added tokens that are tested, evenly spread over all of them.
 const MOST_ADDED: usize = 500;
 
 /// The name and the tokenizer of a folder, as metadata.
 ///
 /// # Errors
-/// [`Error::File`] for a tokenizer that GGUF cannot say.
+/// [`Error::File`] for a tokenizer that GGUF cannot represent.
 pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
     let vocab = configure(&checkpoint.config)?.sizes().vocab;
     let mut metadata = Metadata::from_iter([("general.name", Value::String(name(checkpoint)?))]);
@@ -48,7 +49,7 @@ pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
             );
             return Err(Error::File { path, why });
         }
-        // As llama.cpp calls a model that is given tokens.
+        // The name that llama.cpp uses for a model that takes tokens.
         metadata.insert("tokenizer.ggml.model", Value::String("none".to_owned()));
         return Ok(metadata);
     };
@@ -57,7 +58,8 @@ pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
         let why = "has `split_special_tokens`, which a GGUF file cannot say".to_owned();
         return Err(Error::File { path, why });
     }
-    // Those that only files beside it name, and that the model cannot be given.
+    // Drops tokens that only files other than `tokenizer.json` name, and that are outside the model's
+    // vocabulary.
     let own = added(&json(checkpoint, TOKENIZER)?).count();
     if let Some(added) = tokenizer.get_mut("added_tokens").and_then(Json::as_array_mut) {
         let mut place = 0..;
@@ -81,14 +83,15 @@ pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
 fn name(checkpoint: &Checkpoint) -> Result<String> {
     let folder = checkpoint.folder.canonicalize().unwrap_or_else(|_| checkpoint.folder.clone());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // By this name llama.cpp knows whose added tokens take the white space behind them, for which there is no key.
+    // llama.cpp goes by this name to know whose added tokens include the white space after them; there is no
+    // key for it.
     let is_phi = ["phi-3", "phi3"].iter().any(|phi| name.to_lowercase().contains(phi));
     let strips = checkpoint.config.model_type()? == "phi3"
         && checkpoint.text(TOKENIZER)?.is_some_and(|text| text.contains("\"rstrip\": true"));
     Ok(if strips && !is_phi { format!("Phi-3 {name}") } else { name })
 }
 
-/// Compares the tokenizer of a folder with what is read from the metadata of the file.
+/// Compares the tokenizer of a folder with the one that is read from the metadata of the file.
 fn check(tokenizer: Json, metadata: &Metadata) -> Result<(), String> {
     let texts = texts(&tokenizer);
     let own = Tokenizer::from_json(tokenizer)?;
@@ -105,7 +108,7 @@ fn check(tokenizer: Json, metadata: &Metadata) -> Result<(), String> {
             ));
         }
         let Ok(ids) = own_ids else { continue };
-        // Tokens that look special are special to llama.cpp, and have no text there.
+        // llama.cpp treats tokens that look special as special tokens, which have no text there.
         if TEXTS.contains(&&*text) && own.decode(&ids, true) != written.decode(&ids, true) {
             return Err(format!(
                 "a GGUF file cannot say the decoder of this tokenizer: the tokens {ids:?} are another text there"
@@ -122,11 +125,11 @@ fn outcome(ids: &Result<Vec<TokenId>, String>) -> String {
     }
 }
 
-/// [`TEXTS`], and each added token within text and white space.
+/// Returns [`TEXTS`], and each added token within text and white space.
 fn texts(tokenizer: &Json) -> Vec<String> {
     let step = added(tokenizer).count().div_ceil(MOST_ADDED).max(1);
     let within = |token: &str| {
-        // What SentencePiece writes in place of a space, which is hardly in a text.
+        // SentencePiece writes this character in place of a space, and texts hardly contain it.
         let token = &*token.replace('▁', " ");
         [format!("a{token}b {token}"), format!("  {token} a {token}  b\n{token}\n"), token.repeat(2)]
     };

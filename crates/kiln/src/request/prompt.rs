@@ -1,16 +1,17 @@
-//! What a model is asked to continue.
+//! The prompt of a request.
 
 use kiln_core::{Result, model::TokenId, model_cache::ModelCache};
 
 use crate::Model;
 
-/// What a model is asked to continue.
+/// The text or tokens that a model continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Prompt {
-    /// Text. The tokenizer adds the special tokens that begin a text, unless a cache that is continued has its beginning.
+    /// Text. The tokenizer adds the special tokens that begin a text, unless a cache with the beginning is
+    /// continued.
     Text(String),
-    /// Text that has its special tokens, such as a rendered chat template. None are added.
+    /// Text that includes its special tokens, such as a rendered chat template. None are added.
     Rendered(String),
     /// Tokens of one row.
     Tokens(Vec<TokenId>),
@@ -61,7 +62,7 @@ impl From<&[Vec<TokenId>]> for Prompt {
 }
 
 impl Prompt {
-    /// The tokens of each row. `continues`: whether they follow what `cache` holds.
+    /// The tokens of each row. `continues`: whether they follow the tokens in `cache`.
     pub(super) fn rows(
         self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! From a request to the generation that it asks for.
+//! Conversion of a request into a generation.
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache};
@@ -12,7 +12,8 @@ use crate::{
 };
 
 impl<'a> Request<'a> {
-    /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
+    /// Starts the generation. `ends_rows`: whether stop strings end rows. If not, the reader of the text
+    /// looks for them, unless there are beams.
     pub(super) fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
         let Self {
             model,
@@ -88,7 +89,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Has `draft` propose the tokens of `generation`, where there is one.
+/// Makes `draft`, if there is one, the draft model of `generation`.
 ///
 /// # Errors
 /// [`Error::Setting`] for a draft model whose tokenizer has nothing in common with that of the model.

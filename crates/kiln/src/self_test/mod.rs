@@ -1,5 +1,5 @@
-//! Which kernels of a GPU are trusted: those that gave the results of their references, once, on this GPU with this driver; and with which a model computes what it does
-//! on the CPU.
+//! Self-tests of GPUs. Kernels are trusted if they gave the results of their references once on this GPU with
+//! this driver; and a model runs with the kernels with which it computes the same as on the CPU.
 
 mod model;
 mod record;
@@ -20,12 +20,13 @@ pub use model::{Agreement, ModelVerdict};
 use record::Record;
 pub use record::interrupted;
 
-/// When the kernels of a device are compared with their references before they are used, and a model with itself on the CPU.
+/// When the kernels of a device are compared with their references before use, and a model on the device with
+/// the same model on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SelfTest {
-    /// At the first use of a GPU, of a driver, and of a version of Kiln, by a model of other formats or shapes. What was found is remembered in the user's folder for
-    /// caches, `kiln/self-test.json`.
+    /// At the first use of a GPU, of a driver, and of a version of Kiln, by a model with new formats or
+    /// shapes. Results are stored in the user's cache folder, `kiln/self-test.json`.
     #[default]
     Once,
     /// At every load, on any device.
@@ -33,19 +34,19 @@ pub enum SelfTest {
     Never,
 }
 
-/// The part of a device that is no kernel of its own.
+/// Name of the matrix units, a part of a device that is not a kernel.
 const MATRIX_UNITS: &str = "matrix units";
 
-/// Steps that are recorded and replayed.
+/// Name of captured steps.
 const CAPTURED: &str = "captured steps";
 
-/// What is done with a device before a model is compared.
+/// Name of the work on a device before a model is compared.
 const LOADING: &str = "loading";
 
-/// A model that is wrong without everything that can be left out.
+/// Name of a model that is wrong even without everything that can be left out.
 const MODEL: &str = "the model";
 
-/// Kernels in which processes ended, from which on a device is not used.
+/// Number of kernels that crashed processes from which on a device is not used.
 const MOST_CRASHES: usize = 3;
 
 /// A device, as far as it is trusted.
@@ -53,16 +54,17 @@ const MOST_CRASHES: usize = 3;
 pub(crate) struct Trusted {
     pub(crate) device: Opened,
     pub(crate) kernels: Kernels,
-    /// Whether steps may be recorded and replayed.
+    /// Whether steps may be captured and replayed.
     pub(crate) captures: bool,
 }
 
-/// Compares what a model uses of a device, where kernels are chosen by nobody else. `formats`: those of packed weights; `ends`: what is compared of the model itself.
+/// Tests the parts of a device that a model uses, if the user did not choose kernels. `formats`: the formats
+/// of packed weights; `ends`: the parts of the model that are compared.
 ///
-/// A device that is lost meanwhile is opened again, and is not given the kernel in which it was lost.
+/// A device that is lost during the test is opened again, and does not get the kernel that lost it.
 ///
 /// # Errors
-/// [`Error::Device`] for a device that is not to be used; what the device says of the work.
+/// [`Error::Device`] for a device that must not be used; errors of the device.
 pub(crate) fn trusted(
     kernels: Kernels,
     device: Opened,
@@ -96,12 +98,12 @@ pub(crate) fn trusted(
     }
 }
 
-/// A test of a device that is open.
+/// A test of an open device.
 struct Test<'a> {
     record: &'a Record,
     device: &'a Opened,
     dtype: DType,
-    /// Whether what was found before is asked.
+    /// Whether stored results are used.
     remembers: bool,
 }
 
@@ -179,7 +181,7 @@ impl Test<'_> {
         Error::Device { device: info.name.to_string(), why }
     }
 
-    /// The device without what is wrong.
+    /// The device without the parts in `wrong`.
     fn without(&self, wrong: &BTreeSet<String>) -> Result<Trusted> {
         let device = match wrong.contains(MATRIX_UNITS) {
             true => self.device.clone().with_matrix_units(None),
@@ -191,7 +193,8 @@ impl Test<'_> {
     }
 }
 
-/// What gives wrong results: kernels, or the matrix units without which they are right. Kernels in which a process ended are not tried.
+/// The parts that give wrong results: kernels, or the matrix units without which they are right. Kernels that
+/// crashed a process are not tested.
 fn distrusted(
     record: &Record,
     device: &Opened,
@@ -218,7 +221,7 @@ fn distrusted(
         return Ok(first);
     }
     let others = wrong(&device.clone().with_matrix_units(None));
-    // They may not be what is wrong.
+    // Restores the matrix units, which may not be at fault.
     _ = device.clone().with_matrix_units(device.info.matrix_units);
     let mut others = others?;
     if others != first {
@@ -227,7 +230,7 @@ fn distrusted(
     Ok(others)
 }
 
-/// What the results of kernels depend on, but for the type of numbers.
+/// A key for everything that results of kernels depend on, except the number type.
 fn key(device: &Opened) -> String {
     let info = &device.info;
     format!("{} | {} | {} | kiln {}", info.adapter, info.api, info.driver, env!("CARGO_PKG_VERSION"))
@@ -251,7 +254,7 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// Doubles numbers: with matrix units, which are wrong, and else without.
+    /// A kernel that doubles numbers, but gives wrong results with matrix units.
     #[derive(Clone)]
     struct Planted(Tensor<1>);
 
@@ -303,7 +306,7 @@ mod tests {
             return eprintln!("not tested: there is no wgpu device");
         };
         let own = device.info.matrix_units;
-        // Kernels of this process ask for them. On a software device none multiplies with them.
+        // Kernels of this process will try to use them. No kernel multiplies with them on a software device.
         let device = device.with_matrix_units(Some(MatrixUnits { size: 16, threads: 32 }));
         let planted = [KernelInfo::of::<Planted>()];
         let record = Record::of(key(&device), None);

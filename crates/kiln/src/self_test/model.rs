@@ -1,5 +1,6 @@
-//! A model against itself on the CPU: each kind of block it has and its head, on few tokens and many. So all that it launches is compared, Burn's own kernels
-//! among it, in the shapes and formats that it has.
+//! Comparison of a model on a device with itself on the CPU: each kind of block and the head, on few tokens
+//! and on many. This covers everything that the model launches, including Burn's own kernels, in the shapes
+//! and formats that the model has.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -26,47 +27,49 @@ use sha2::{Digest, Sha256};
 
 use super::{CAPTURED, LOADING, MATRIX_UNITS, MODEL, record::Record};
 
-/// Tokens of each pass, one after the other: those of a prompt, of a short one, of a step.
+/// Tokens of each pass, in order: as many as in a prompt, a short prompt, and a step.
 const PASSES: [usize; 3] = [40, 3, 1];
 
-/// Tokens that are generated with captured steps and without.
+/// Number of tokens that are generated with captured steps and without.
 const GENERATED: usize = 12;
 
-/// Blocks that are compared at most: loading them takes time.
+/// Maximum number of blocks that are compared, since loading them takes time.
 const MOST_BLOCKS: usize = 6;
 
-/// How a pass on the device agreed with the CPU.
+/// The agreement of a pass on the device with the CPU.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Agreement {
     pub tokens: usize,
-    /// The least cosine between the logits of a position here and there, each without their mean.
+    /// The minimum over positions of the cosine between the logits of device and CPU, each without their
+    /// mean.
     pub cosine: f64,
-    /// The farthest a logit is off, in what is allowed.
+    /// The largest error of a logit, relative to the allowed error.
     pub farthest: f64,
 }
 
-/// What comparing a model with itself on the CPU gave.
+/// The result of comparing a model on a device with itself on the CPU.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ModelVerdict {
-    /// The blocks that were compared, each kind among them.
+    /// The blocks that were compared, with at least one of each kind.
     pub blocks: Vec<usize>,
     pub dtype: DType,
     /// The formats of weights that stay packed.
     pub formats: Vec<Format>,
     pub passes: Vec<Agreement>,
-    /// What was launched
+    /// Kernels that were launched
     pub ran: Vec<Ran>,
-    /// Whether captured steps gave the tokens of launched ones; `None` where steps are not captured.
+    /// Whether captured steps gave the tokens of launched ones; `None` if steps are not captured.
     pub captured: Option<bool>,
-    /// What is wrong, in a sentence.
+    /// The fault, in a sentence.
     pub why: Option<String>,
-    /// Without what it is right: kernels, matrix units, captured steps. Nothing, if it is wrong without all of them.
+    /// The kernels, matrix units or captured steps without which the model is right. Empty if it is wrong
+    /// even without all of them.
     pub without: BTreeSet<String>,
 }
 
-/// A device, and what it computes with.
+/// A device, its kernels and the number type.
 #[derive(Clone, Debug)]
 struct On {
     device: Opened,
@@ -74,20 +77,22 @@ struct On {
     dtype: DType,
 }
 
-/// Some blocks of a model between its embeddings and its head: the first, the last, and each kind of block.
+/// A model reduced to some blocks between its embeddings and its head: the first, the last, and each kind of
+/// block.
 #[derive(Debug)]
 pub(crate) struct Ends<'a> {
     checkpoint: &'a Checkpoint,
     configured: Box<dyn Configured>,
     blocks: Vec<usize>,
-    /// Shapes, formats and kinds of what is compared.
+    /// Hash of the shapes, formats and kinds of the compared parts.
     signature: String,
     resident_experts: Option<usize>,
     largest_binding: usize,
 }
 
 impl<'a> Ends<'a> {
-    /// `None` for models that blocks cannot be left out of, and those with fewer positions than are compared.
+    /// Selects the blocks to compare. `None` for models whose blocks cannot be left out, and for models with
+    /// too few positions.
     pub(crate) fn of(
         checkpoint: &'a Checkpoint,
         configured: &dyn Configured,
@@ -117,16 +122,17 @@ impl<'a> Ends<'a> {
         Some(Self { checkpoint, configured, blocks, signature, resident_experts, largest_binding })
     }
 
-    /// What a verdict is remembered under: of these shapes and formats, in this type, with these kernels.
+    /// The key of a verdict: these shapes and formats, in this number type, with these kernels.
     pub(super) fn key(&self, dtype: DType, without: &BTreeSet<String>) -> String {
         let without: Vec<_> = without.iter().map(String::as_str).collect();
         format!("{} | model {} | without {}", dtype.name(), self.signature, without.join(", "))
     }
 
-    /// What makes the model wrong; [`MODEL`] alone where it is wrong without everything that can be left out.
+    /// The parts that make the model wrong; only [`MODEL`] if it is wrong even without everything that can be
+    /// left out.
     ///
     /// # Errors
-    /// Those of the file and of memory; [`Error::DeviceLost`].
+    /// Errors of the file and of memory; [`Error::DeviceLost`].
     pub(super) fn distrusted(
         &self,
         record: &Record,
@@ -150,11 +156,11 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Compares a device with the CPU, and looks for what is wrong. `watched` are the kernels that the device is compared with first; `about_to` is told what
-    /// follows.
+    /// Compares a device with the CPU, and searches for the fault. `watched` are the kernels for the first
+    /// comparison; `about_to` is called with the name of each following step.
     ///
     /// # Errors
-    /// Those of the file and of memory; [`Error::DeviceLost`].
+    /// Errors of the file and of memory; [`Error::DeviceLost`].
     pub(crate) fn verdict(
         &self,
         watched: &Kernels,
@@ -183,12 +189,13 @@ impl<'a> Ends<'a> {
         Ok(ModelVerdict { blocks: self.blocks.clone(), dtype, formats, passes, ran, captured, why, without })
     }
 
-    /// Logits on the CPU: those that are right.
+    /// The reference logits from the CPU.
     fn wanted(&self, dtype: DType) -> Result<Vec<Vec<f32>>> {
         let device = device::open(DeviceName::Cpu)?;
         let kernels = Kernels::new(Choice::Auto, &device.device)?;
         let held = |dtype| self.checkpoint.held_bytes_of(&self.blocks, &kernels, dtype);
-        // Packed weights stay packed in float32 alone. Dense ones are held in the numbers of the device, as far as the CPU computes them.
+        // Packed weights stay packed only in float32. Dense ones have the device's number type, as far as the
+        // CPU supports it.
         let dtype = match dtype {
             DType::F16 if held(DType::F16) < held(DType::F32) => DType::F16,
             _ => DType::F32,
@@ -236,7 +243,8 @@ impl<'a> Ends<'a> {
         PASSES.into_iter().map(pass).collect()
     }
 
-    /// How a device agrees, and what is wrong. Errors that say nothing of memory or the device are wrong results.
+    /// The agreement of a device, and its fault. Errors that are not about memory or the device count as
+    /// wrong results.
     fn agreement(&self, on: &On, want: &[Vec<f32>]) -> Result<(Vec<Agreement>, Option<String>)> {
         let got = self.load(on).and_then(|model| self.logits(on, &*model));
         let got = match got {
@@ -251,7 +259,8 @@ impl<'a> Ends<'a> {
         let passes = PASSES.iter().zip(got.iter().zip(want));
         let passes: Vec<_> =
             passes.map(|(&tokens, (got, want))| compared(tokens, got, want, sizes.vocab, on.dtype)).collect();
-        // Where two experts are almost as likely, rounding chooses; tokens then differ, and few do.
+        // If two experts are almost equally likely, rounding decides between them. This changes the results
+        // of a few tokens.
         let allowed = if sizes.experts.is_some() { PASSES.iter().sum::<usize>() / 4 } else { 0 };
         let wrong = passes.iter().map(|(_, wrong)| wrong).sum::<usize>();
         let worst =
@@ -267,7 +276,8 @@ impl<'a> Ends<'a> {
         Ok((passes.into_iter().map(|(agreement, _)| agreement).collect(), why))
     }
 
-    /// Without what the device agrees: one kernel, the matrix units, or all kernels. Nothing, if it does not without all of them.
+    /// The parts without which the device agrees: one kernel, the matrix units, or all kernels. Empty if it
+    /// does not agree even without all of them.
     fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[Ran]) -> Result<BTreeSet<String>> {
         let names: Vec<_> =
             ran.iter().filter(|ran| ran.path != Path::Reference).map(|ran| ran.kernel).collect();
@@ -293,7 +303,7 @@ impl<'a> Ends<'a> {
         })
     }
 
-    /// Whether captured steps give the tokens of launched ones; `None` where steps are not captured.
+    /// Whether captured steps give the tokens of launched ones; `None` if steps are not captured.
     fn captured(&self, on: &On) -> Result<Option<bool>> {
         let model: Arc<dyn CausalModel> = self.load(on)?.into();
         if !model.can_be_captured() {
@@ -311,7 +321,7 @@ impl<'a> Ends<'a> {
             steps.map(|step| step.map(|step| step.tokens.first().copied().flatten())).collect()
         };
         let launched = match tokens(false) {
-            // Logits that are not numbers are found by the comparison.
+            // The comparison of logits reports those that are not numbers.
             Err(Error::Execution(_)) => return Ok(None),
             launched => launched?,
         };
@@ -323,11 +333,12 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// The least cosine of logits that count as equal.
+/// The minimum cosine of logits that count as equal.
 ///
-/// A product of rounded numbers is off by about the rounding of its type, and so many roundings as a few blocks have are off by some ten of them: 1 % in float16, 8 % in
-/// bfloat16, nothing in float32. What is off by a share e has a cosine of 1 - e²/2. These allow several times as much: 4.5 %, 14 % and 1.4 %. A kernel that is
-/// wrong is off by everything, or in a few numbers by far, which [`FARTHEST`] finds.
+/// The error of a product of rounded numbers is about the rounding error of its type, and a few blocks
+/// accumulate about ten times that: 1 % in float16, 8 % in bfloat16, nothing in float32. A relative error e
+/// gives a cosine of 1 - e²/2. These bounds allow several times as much: 4.5 %, 14 % and 1.4 %. A wrong
+/// kernel changes everything, or a few numbers by far, which [`FARTHEST`] finds.
 fn least_cosine(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 0.9999,
@@ -336,17 +347,18 @@ fn least_cosine(dtype: DType) -> f64 {
     }
 }
 
-/// How far one logit may be off, in the root of the mean square of what the cosine allows: no number of a million is off by six times that by chance. Logits that are
-/// farther apart than twice that keep their order, and so does the likeliest of them.
+/// Maximum error of one logit, in units of the root mean square error that the cosine allows: among a million
+/// numbers, none is off by six times that by chance. Logits that are farther apart than twice that keep their
+/// order, and so does the likeliest of them.
 const FARTHEST: f64 = 6.0;
 
-/// How a pass agrees, and how many positions do not.
+/// The agreement of a pass, and the number of positions that do not agree.
 fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType) -> (Agreement, usize) {
     let share = (2.0 * (1.0 - least_cosine(dtype))).sqrt();
     let mut agreement = Agreement { tokens, cosine: 1.0, farthest: 0.0 };
     let mut wrong = tokens.saturating_sub(got.len() / vocab);
     for (got, want) in got.chunks(vocab).zip(want.chunks(vocab)) {
-        // What all logits have in common says nothing of tokens.
+        // A common offset of all logits does not affect tokens.
         let centered = |logits: &[f32]| -> Vec<f64> {
             let mean = logits.iter().map(|logit| f64::from(*logit)).sum::<f64>() / logits.len() as f64;
             logits.iter().map(|logit| f64::from(*logit) - mean).collect()
@@ -363,7 +375,7 @@ fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType
         let farthest =
             off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) });
         let farthest = farthest / allowed;
-        // Not a number is wrong, too.
+        // NaN is wrong, too.
         let is_right = cosine >= least_cosine(dtype) && farthest <= 1.0;
         wrong += usize::from(!is_right);
         agreement.cosine = if cosine.is_nan() { f64::NEG_INFINITY } else { agreement.cosine.min(cosine) };
@@ -376,7 +388,7 @@ fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType
 mod tests {
     use super::*;
 
-    /// Logits as spread as a model's, and somewhere else altogether.
+    /// Logits with the spread of a model's logits and an offset.
     fn logits(n: usize, scale: f32) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) * 10.0 * scale - 20.0).collect()
     }
@@ -395,7 +407,7 @@ mod tests {
         assert_eq!(wrong(&noise(0.001), DType::F32), 0);
         let shifted: Vec<f32> = want.iter().map(|logit| logit + 3.0).collect();
         assert_eq!(wrong(&shifted, DType::F32), 0, "the distribution is the same");
-        // One row of the head is wrong: the cosine hardly changes.
+        // With one wrong row of the head, the cosine hardly changes.
         let mut one = want.clone();
         one[500] += 9.0;
         let (agreement, positions) = compared(1, &one, &want, vocab, DType::F16);

@@ -1,4 +1,5 @@
-//! What self-tests found, in the user's folder for caches; and which kernel is being tested, in a file that outlives a crash.
+//! Stored results of self-tests, in the user's cache folder; and the name of the kernel under test, in a file
+//! that outlives a crash.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,22 +15,22 @@ use kiln_core::{
     files::{self, Held},
 };
 
-/// The longest file of verdicts that is read.
+/// Maximum size of a file of verdicts that is read.
 const LONGEST: u64 = 1 << 20;
 
-/// The longest note of what is being tested that is read.
+/// Maximum size of a note about the kernel under test that is read.
 const LONGEST_NOTE: u64 = 1 << 12;
 
-/// Longer than any kernel that works: whoever ends a program after that ends a kernel that hangs.
+/// Longer than any working kernel takes: a user who ends a program after this time ends a kernel that hangs.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// The records of this process that have a note.
 static NOTED: Mutex<Vec<Weak<Mutex<Known>>>> = Mutex::new(Vec::new());
 
-/// What is not trusted, by device, driver, version and what was tested.
+/// Untrusted parts, by device, driver, version and what was tested.
 type Verdicts = BTreeMap<String, BTreeSet<String>>;
 
-/// What is known of a device. Clones share it.
+/// The known facts about a device. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Record(Arc<Mutex<Known>>);
 
@@ -37,23 +38,24 @@ pub(super) struct Record(Arc<Mutex<Known>>);
 struct Known {
     /// The device, with its driver and the version of Kiln.
     device: String,
-    /// Where verdicts are remembered.
+    /// The file of verdicts.
     file: Option<PathBuf>,
-    /// Where it is noted what is being tested: a process that was ended meanwhile leaves it there.
+    /// The file with the name of the kernel under test: a process that crashes leaves it there.
     note: Option<Held>,
-    /// What is being tested, and since when.
+    /// The kernel under test, and the start of the test.
     testing: Option<(String, Instant)>,
-    /// Kernels in which a process was ended, or the device was lost.
+    /// Kernels that crashed a process or lost the device.
     crashed: BTreeSet<String>,
 }
 
-/// The user's folder for caches.
+/// The user's cache folder.
 pub(super) fn folder() -> Option<PathBuf> {
     Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("kiln"))
 }
 
 impl Record {
-    /// That of a device, in `folder`. A test that a process before this one did not end counts as a crash.
+    /// Opens the record of a device in `folder`. A test that an earlier process did not finish counts as a
+    /// crash.
     pub(super) fn of(device: String, folder: Option<&Path>) -> Self {
         let file = folder.map(|folder| folder.join("self-test.json"));
         let note = folder.and_then(|folder| {
@@ -61,7 +63,7 @@ impl Record {
                 .map_err(|e| e.to_string())
                 .and_then(|()| Held::take(&folder.join("self-test.running")).map_err(|e| e.to_string()));
             match taken {
-                // Another process tests: what is noted there is its own.
+                // Another process is testing, and the note is its own.
                 Ok(note) => note,
                 Err(why) => {
                     tracing::debug!(target: "kiln", "it is not noted which kernel is tested: {why}");
@@ -100,12 +102,12 @@ impl Record {
         known.write(&note);
     }
 
-    /// Notes that nothing is being tested.
+    /// Notes that no kernel is being tested.
     pub(super) fn clear(&self) {
         self.known().clear();
     }
 
-    /// Remembers that what is being tested lost the device.
+    /// Records that the kernel under test lost the device.
     pub(super) fn lost(&self) {
         let mut known = self.known();
         if let Some((kernel, _)) = known.testing.take() {
@@ -116,12 +118,13 @@ impl Record {
         known.clear();
     }
 
-    /// Kernels in which a process was ended, or the device was lost.
+    /// Kernels that crashed a process or lost the device.
     pub(super) fn crashed(&self) -> BTreeSet<String> {
         self.known().crashed.clone()
     }
 
-    /// The way to have a kernel tested again, for a message: whoever ends a program in a test may leave the trace of a crash.
+    /// Instructions to test a kernel again, for an error message: a user who ends a program during a test may
+    /// leave the trace of a crash.
     pub(super) fn again(&self) -> String {
         let file = self.known().file.as_ref().map(|file| file.display().to_string());
         file.map_or_else(String::new, |file| {
@@ -129,7 +132,8 @@ impl Record {
         })
     }
 
-    /// What is not trusted of `what`: what is remembered, where `remembers` says that it may be asked, else what `find` gives, which is remembered.
+    /// The untrusted parts of `what`: the stored ones if `remembers` allows it, else the result of `find`,
+    /// which is stored.
     pub(super) fn verdict(
         &self,
         what: &str,
@@ -152,10 +156,12 @@ impl Record {
     }
 }
 
-/// Says that a person is about to end this program, as with Ctrl-C.
+/// Tells the self-test that the user is about to end this program, as with Ctrl-C.
 ///
-/// A program that ends while the first load of a model tests a kernel of a GPU looks as if that kernel had ended it, and the kernel is left out from then on. After this
-/// call it does not, unless the kernel has run for ten seconds: then it hangs, and that is why the program is ended. Nothing is tested after it.
+/// A program that ends while the first load of a model tests a kernel of a GPU looks as if that kernel had
+/// crashed it, and the kernel is left out from then on. This call prevents that, unless the kernel has run
+/// for ten seconds: then it hangs, and is the reason for which the program is ended. No kernel is tested
+/// after this call.
 ///
 /// ```
 /// // What a program does with Ctrl-C, with the crate `ctrlc`:
@@ -172,19 +178,19 @@ pub fn interrupted() {
     }
 }
 
-/// The name under which crashes of a device are remembered.
+/// The key under which crashes of a device are stored.
 fn crashes(device: &str) -> String {
     format!("{device} | crashes")
 }
 
 impl Known {
-    /// Empty where there are none, or none that can be read: they are made anew.
+    /// The stored verdicts. Empty if there are none or they cannot be read; they are created again.
     fn verdicts(&self) -> Verdicts {
         let read = |file: &PathBuf| serde_json::from_slice(&files::try_read(file, LONGEST).ok()??).ok();
         self.file.as_ref().and_then(read).unwrap_or_default()
     }
 
-    /// Where it cannot be written, the test is made again at the next load.
+    /// Stores verdicts. If they cannot be written, the test is repeated at the next load.
     fn remember(&self, verdicts: &Verdicts) {
         let Some(file) = &self.file else { return };
         let written =
@@ -217,13 +223,13 @@ impl Known {
     fn interrupted(&mut self) {
         if self.testing.as_ref().is_none_or(|(_, since)| since.elapsed() < HANGS) {
             self.clear();
-            // Other threads still run, for a moment.
+            // Other threads still run for a moment.
             self.note = None;
         }
     }
 }
 
-/// What was not ended by the process itself was a crash.
+/// Clears the note: only a process that does not end on its own leaves it, and counts as crashed.
 impl Drop for Known {
     fn drop(&mut self) {
         self.clear();
@@ -268,7 +274,7 @@ mod tests {
         let record = Record::of("a".to_owned(), Some(folder.path()));
         assert_eq!(record.verdict("f32", true, || Ok(names(&["sample"]))), Ok(names(&["sample"])));
         assert_eq!(record.verdict("f32", true, never), Ok(names(&["sample"])), "the file was replaced");
-        // A file stands where the folder would be.
+        // A file is in the place of the folder.
         let record = Record::of("a".to_owned(), Some(&file));
         record.mark("linear");
         assert_eq!(record.verdict("f32", true, || Ok(names(&[]))), Ok(names(&[])));
@@ -287,7 +293,7 @@ mod tests {
         let left = fs::read_to_string(folder.path().join("self-test.running")).unwrap();
         drop(record);
         assert_eq!(of("a").crashed(), names(&[]), "the test was ended");
-        // As a process leaves it that crashed.
+        // The state that a crashed process leaves.
         fs::write(folder.path().join("self-test.running"), &left).unwrap();
         assert_eq!(of("b").crashed(), names(&[]), "it was another device");
         assert_eq!(of("a").crashed(), names(&["linear"]));

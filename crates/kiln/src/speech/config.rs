@@ -1,4 +1,4 @@
-//! What a folder says of transcribing with its model.
+//! A folder's settings for transcription.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -22,10 +22,10 @@ pub(crate) struct SpeechConfig {
     lang_to_id: Option<BTreeMap<String, TokenId>>,
     task_to_id: Option<BTreeMap<String, TokenId>>,
     alignment_heads: Option<Vec<(usize, usize)>>,
-    /// Of `config.json` or the tokenizer.
+    /// `eos_token_id` of `config.json`, or the tokenizer's end token.
     #[serde(skip)]
     end: Option<TokenId>,
-    /// Of `config.json`.
+    /// `median_filter_width` of `config.json`.
     #[serde(skip)]
     filter_width: Option<usize>,
 }
@@ -46,10 +46,10 @@ impl SpeechConfig {
         Ok(Self { filter_width: width.map(|width| width as usize), ..speech })
     }
 
-    /// Takes from the tokenizer, and from `config.json`, what `generation_config.json` does not say: old folders have none, or one
-    /// without these fields.
+    /// Completes missing fields from the tokenizer and from `config.json`: old folders have no
+    /// `generation_config.json`, or one without these fields.
     pub(crate) fn complete(&mut self, config: &ConfigFile, tokenizer: &Tokenizer, vocab: usize) {
-        /// Tokens that a multilingual model has at least. (`Whisper.is_multilingual`)
+        /// Minimum vocabulary size of a multilingual model. (`Whisper.is_multilingual`)
         const MULTILINGUAL: usize = 51_865;
 
         let id_of = |token: &str| tokenizer.id_of(token);
@@ -60,7 +60,7 @@ impl SpeechConfig {
         self.end = own("eos_token_id").or_else(|| id_of("<|endoftext|>"));
         self.no_timestamps_token_id = self.no_timestamps_token_id.or_else(|| id_of("<|notimestamps|>"));
         self.prev_sot_token_id = self.prev_sot_token_id.or_else(|| id_of("<|startofprev|>"));
-        // The first token that is forced names a language, where there is more than one.
+        // The first forced token names a language, if there are several.
         let forced = config.get("forced_decoder_ids").and_then(|forced| forced.pointer("/0/1")).cloned();
         let names_language = forced.map(|id| id.as_u64() != self.no_timestamps_token_id.map(u64::from));
         let is_multilingual = self
@@ -78,7 +78,7 @@ impl SpeechConfig {
         self.task_to_id.get_or_insert_with(tasks);
     }
 
-    /// Positions that attention is filtered over before words are read off it.
+    /// Width of the median filter over positions, which is applied to attention before words are located.
     pub(super) fn filter_width(&self) -> usize {
         self.filter_width.unwrap_or(7).clamp(1, 1001)
     }
@@ -122,7 +122,7 @@ impl SpeechConfig {
         })
     }
 
-    /// The heads of the decoder whose attention follows the sound, each with its layer.
+    /// The heads of the decoder whose attention follows the audio, as pairs of layer and head.
     pub(super) fn alignment_heads(&self) -> Option<&[(usize, usize)]> {
         self.alignment_heads.as_deref().filter(|heads| !heads.is_empty())
     }
@@ -133,29 +133,32 @@ impl SpeechConfig {
 pub(super) struct SpecialTokens {
     /// Begins a transcript.
     pub(super) start: TokenId,
-    /// Ends it. Tokens below are text.
+    /// Ends a transcript. Tokens below this one are text.
     pub(super) eos: TokenId,
     pub(super) no_timestamps: TokenId,
-    /// Follows `start` where nobody speaks.
+    /// Follows `start` if there is no speech.
     pub(super) no_speech: TokenId,
     /// Begins the text before the window.
     pub(super) previous: Option<TokenId>,
     /// The latest time at which a window may begin, in steps of 20 ms.
     pub(super) max_initial_timestamp: Option<usize>,
-    /// By `<|code|>`
+    /// Tokens of languages, by code
     pub(super) languages: BTreeMap<String, TokenId>,
     tasks: BTreeMap<String, TokenId>,
     pub(super) is_multilingual: bool,
 }
 
 impl SpecialTokens {
-    /// The token of 0 seconds. Each token behind it is 20 ms later.
+    /// The token of 0 seconds. Each following token is 20 ms later.
     pub(super) fn first_timestamp(&self) -> TokenId {
         self.no_timestamps + 1
     }
 
+    /// The token and the code of a language.
+    ///
     /// # Errors
-    /// [`Error::Unknown`] for a language that Whisper does not know; [`Error::Setting`] for one that this model does not.
+    /// [`Error::Unknown`] for a language that Whisper does not know; [`Error::Setting`] for one that this
+    /// model does not.
     pub(super) fn language(&self, language: &str) -> Result<(TokenId, &'static str)> {
         let wrong = |why: &str| Err(Error::Setting { name: "language", why: why.to_owned() });
         if !self.is_multilingual {
@@ -172,10 +175,10 @@ impl SpecialTokens {
         }
     }
 
-    /// The token that asks for a task, where the model knows more than one.
+    /// The token that asks for a task, if the model supports several.
     ///
     /// # Errors
-    /// [`Error::Setting`] where it cannot translate.
+    /// [`Error::Setting`] if it cannot translate.
     pub(super) fn task(&self, task: Task) -> Result<Option<TokenId>> {
         let id = self.tasks.get(task.name()).copied().filter(|_| self.is_multilingual);
         match (task, id) {

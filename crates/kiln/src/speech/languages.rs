@@ -1,6 +1,6 @@
-//! The languages that Whisper was trained with.
+//! The languages that Whisper was trained on.
 
-/// Code and English name of each: the token of a language is `<|code|>`.
+/// Code and English name of each language. The token of a language is `<|code|>`.
 const LANGUAGES: &[(&str, &str)] = &[
     ("en", "english"),
     ("zh", "chinese"),
@@ -132,7 +132,7 @@ pub(super) fn code(language: &str) -> Option<&'static str> {
     known.find(|(code, name)| *code == wanted || *name == wanted).map(|(code, _)| *code)
 }
 
-/// Whether words of the language are not divided by spaces.
+/// Whether the language does not separate words by spaces.
 pub(super) fn is_without_spaces(code: &str) -> bool {
     matches!(code, "zh" | "ja" | "th" | "lo" | "my" | "yue")
 }

@@ -1,6 +1,6 @@
-//! Speech to text, as Whisper's authors do it (Radford et al., 2022, <https://arxiv.org/abs/2212.04356>) and transformers'
-//! `WhisperForConditionalGeneration.generate`: windows of 30 seconds, one after the other, each of which begins where the last
-//! complete segment ended.
+//! Speech to text, as in the work of Whisper's authors (Radford et al., 2022,
+//! <https://arxiv.org/abs/2212.04356>) and transformers' `WhisperForConditionalGeneration.generate`: windows
+//! of 30 seconds, one after the other, each of which begins where the last complete segment ended.
 
 mod config;
 mod languages;
@@ -29,10 +29,10 @@ pub use self::{
 };
 use crate::{Model, OnOutOfMemory};
 
-/// What is made of speech.
+/// The task of a transcription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// Text in the language that is spoken.
+    /// Text in the spoken language.
     #[default]
     Transcribe,
     /// Text in English.
@@ -52,42 +52,43 @@ impl Task {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Segment {
-    /// Seconds from the beginning of the recording on.
+    /// Seconds from the beginning of the recording.
     pub start: f64,
-    /// Seconds from the beginning of the recording on.
+    /// Seconds from the beginning of the recording.
     pub end: f64,
     pub text: String,
     /// The tokens of the text and its timestamps.
     pub tokens: Vec<TokenId>,
-    /// When each word was spoken; empty unless [asked for](Transcriber::word_times).
+    /// The words with their times; empty unless [requested](Transcriber::word_times).
     pub words: Vec<Word>,
-    /// Code of the language, such as `de`; `None` where the model knows one alone.
+    /// Code of the language, such as `de`; `None` if the model knows only one.
     pub language: Option<String>,
     /// The temperature at which the window of the segment was decoded.
     pub temperature: f32,
     /// The mean log-probability of the tokens of the window.
     pub avg_logprob: f32,
-    /// How often the tokens of the window repeat themselves: their bytes over those that zlib makes of them.
+    /// A measure of repetition in the window: the bytes of its tokens over their size when compressed by
+    /// zlib.
     pub compression_ratio: f32,
-    /// How likely it is that nobody speaks in the window; `None` where it was not computed.
+    /// The probability that the window has no speech; `None` if it was not computed.
     pub no_speech_prob: Option<f32>,
 }
 
 /// A word of a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Word {
-    /// With the space before it, and punctuation.
+    /// The word with the space before it, and punctuation.
     pub text: String,
-    /// Seconds from the beginning of the recording on.
+    /// Seconds from the beginning of the recording.
     pub start: f64,
-    /// Seconds from the beginning of the recording on.
+    /// Seconds from the beginning of the recording.
     pub end: f64,
 }
 
-/// Turns speech into text with a Whisper model.
+/// Transcribes speech with a Whisper model.
 ///
-/// Defaults: the language is detected, segments have timestamps, and a window whose text is unlikely or repeats itself is decoded
-/// again at a higher temperature. Where nobody speaks there is no text.
+/// Defaults: the language is detected, segments have timestamps, and a window whose text is unlikely or
+/// repeats itself is decoded again at a higher temperature. A window without speech has no text.
 ///
 /// ```no_run
 /// use kiln::{AudioReader, Model, Transcriber};
@@ -104,7 +105,7 @@ pub struct Transcriber {
     model: Model,
     tokens: SpecialTokens,
     mel: LogMel,
-    /// Frames of a window.
+    /// Number of frames per window.
     window: usize,
     plan: Plan,
     language: Option<(TokenId, &'static str)>,
@@ -124,9 +125,11 @@ pub struct Transcriber {
 }
 
 impl Transcriber {
+    /// Creates a transcriber with default settings.
+    ///
     /// # Errors
-    /// [`Error::Setting`] for a model that is not one of speech, or whose folder lacks what transcribing needs; [`Error::Prompt`]
-    /// without a tokenizer.
+    /// [`Error::Setting`] for a model that is not a speech model, or whose folder lacks something that
+    /// transcription needs; [`Error::Prompt`] without a tokenizer.
     pub fn new(model: &Model) -> Result<Self> {
         let wrong = |why: &str| Error::Setting { name: "model", why: format!("{} {why}", model.name()) };
         let FeatureShape { bins, frames } = model
@@ -160,33 +163,37 @@ impl Transcriber {
         })
     }
 
-    /// The language that is spoken: its code or its English name. Default: it is detected in the first window of each recording.
+    /// Sets the spoken language: its code or its English name. Default: detected in the first window of each
+    /// recording.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for a language that Whisper does not know; [`Error::Setting`] for one that the model does not.
+    /// [`Error::Unknown`] for a language that Whisper does not know; [`Error::Setting`] for one that the
+    /// model does not.
     pub fn language(self, language: &str) -> Result<Self> {
         Ok(Self { language: Some(self.tokens.language(language)?), ..self })
     }
 
-    /// What is made of it. Default: [`Task::Transcribe`].
+    /// Sets the task. Default: [`Task::Transcribe`].
     ///
     /// # Errors
-    /// [`Error::Setting`] where the model cannot translate.
+    /// [`Error::Setting`] if the model cannot translate.
     pub fn task(self, task: Task) -> Result<Self> {
         self.tokens.task(task)?;
         Ok(Self { task, ..self })
     }
 
-    /// Whether the model says when segments begin and end. Without, a recording is one segment of up to 30 seconds. Default: it does.
+    /// Whether the model predicts the start and end of segments. Without timestamps, a recording is one
+    /// segment of up to 30 seconds. Default: true.
     pub fn timestamps(self, has_timestamps: bool) -> Self {
         Self { has_timestamps, ..self }
     }
 
-    /// Whether segments say when each word was spoken, which takes another pass over each window. Default: they do not.
+    /// Whether segments contain the times of words, which takes another pass over each window. Default:
+    /// false.
     ///
     /// # Errors
-    /// [`Error::Setting`] where the folder does not name the `alignment_heads` that this is read off, or names heads that the model does
-    /// not have.
+    /// [`Error::Setting`] if the folder does not name the `alignment_heads` that the times are computed from,
+    /// or names heads that the model does not have.
     pub fn word_times(self, has_word_times: bool) -> Result<Self> {
         let wrong = |why| Err(Error::Setting { name: "alignment_heads", why });
         let Sizes { layers, heads, .. } = *self.model.sizes();
@@ -210,11 +217,12 @@ impl Transcriber {
         Ok(Self { has_word_times, ..self })
     }
 
-    /// The temperatures at which a window is decoded until one passes the thresholds; 0 takes the likeliest tokens. Default: 0, 0.2,
-    /// 0.4, 0.6, 0.8 and 1.
+    /// Sets the temperatures at which a window is decoded until one passes the thresholds; 0 takes the
+    /// likeliest tokens. Default: 0, 0.2, 0.4, 0.6, 0.8 and 1.
     ///
     /// # Errors
-    /// [`Error::Setting`] for none, for negative ones, and for more than 16: a window that passes at none of them is decoded at each.
+    /// [`Error::Setting`] for none, for negative ones, and for more than 16: a window that passes at none of
+    /// them is decoded at each.
     pub fn temperatures(self, temperatures: impl Into<Vec<f32>>) -> Result<Self> {
         const MOST: usize = 16;
 
@@ -233,32 +241,34 @@ impl Transcriber {
         Ok(Self { temperatures, ..self })
     }
 
-    /// A window whose tokens compress better than this repeats itself and is decoded again. Default: 1.35; `None`: any will do.
+    /// Sets the compression ratio above which a window counts as repetitive and is decoded again. Default:
+    /// 1.35; `None`: no limit.
     pub fn compression_ratio_threshold(self, ratio: impl Into<Option<f32>>) -> Self {
         Self { compression_ratio_threshold: ratio.into(), ..self }
     }
 
-    /// A window whose mean log-probability is below this is decoded again. Default: -1; `None`: any will do.
+    /// Sets the mean log-probability below which a window is decoded again. Default: -1; `None`: no limit.
     pub fn logprob_threshold(self, logprob: impl Into<Option<f32>>) -> Self {
         Self { logprob_threshold: logprob.into(), ..self }
     }
 
-    /// A window in which nobody speaks, likelier than this, has no text if its mean log-probability is below the threshold, too.
-    /// Default: 0.6; `None`: all have text.
+    /// Sets the probability of no speech above which a window has no text, if its mean log-probability is
+    /// below the threshold, too. Default: 0.6; `None`: all windows have text.
     pub fn no_speech_threshold(self, probability: impl Into<Option<f32>>) -> Self {
         Self { no_speech_threshold: probability.into(), ..self }
     }
 
-    /// Whether the text of a window is the prompt of the next. Default: it is not. It makes text more consistent, and errors
-    /// repeat.
+    /// Whether the text of a window is the prompt of the next. Default: false. It makes text more consistent,
+    /// but repeats errors.
     pub fn condition_on_prev_tokens(self, condition: bool) -> Self {
         Self { condition_on_prev_tokens: condition, ..self }
     }
 
-    /// Text that stands before the transcript, for names and style. Default: none.
+    /// Sets a text that precedes the transcript, to set names and style. Default: none.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for text that the tokenizer cannot encode; [`Error::Setting`] where the model has no place for it.
+    /// [`Error::Prompt`] for text that the tokenizer cannot encode; [`Error::Setting`] if the model has no
+    /// place for it.
     pub fn initial_prompt(self, text: &str) -> Result<Self> {
         if self.tokens.previous.is_none() {
             let why = "is missing in the model folder's generation_config.json, and a prompt needs it";
@@ -268,7 +278,7 @@ impl Transcriber {
         Ok(Self { prompt, ..self })
     }
 
-    /// How the keys and values of the decoder are kept. Default: what the folder asks for, else `dynamic`.
+    /// Sets the plan of the decoder's KV cache. Default: the folder's plan, else `dynamic`.
     ///
     /// # Errors
     /// [`Error::Setting`] for a plan that does not suit the model.
@@ -277,10 +287,10 @@ impl Transcriber {
         Ok(Self { plan, ..self })
     }
 
-    /// Beams at temperature 0. Default: 1.
+    /// Sets the number of beams at temperature 0. Default: 1.
     ///
     /// # Errors
-    /// [`Error::Setting`] for none.
+    /// [`Error::Setting`] for 0.
     pub fn num_beams(self, beams: usize) -> Result<Self> {
         if beams == 0 {
             let why = "is 0, must be at least 1".to_owned();
@@ -289,22 +299,23 @@ impl Transcriber {
         Ok(Self { num_beams: beams, ..self })
     }
 
-    /// Where tokens are drawn, the same seed draws the same tokens. Default: 0.
+    /// Sets the seed of the sampler: the same seed samples the same tokens. Default: 0.
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// What is done when memory runs out. Default: layers of the cache move to host memory.
+    /// Sets the remedy when memory runs out. Default: layers of the cache move to host memory.
     pub fn on_oom(self, on_oom: OnOutOfMemory) -> Self {
         Self { on_oom, ..self }
     }
 
-    /// Whether the decode step is captured once and replayed, where the device can do so. Default: it is.
+    /// Whether the decode step is captured once and replayed, if the device supports it. Default: true.
     pub fn compile(self, compile: impl Into<Option<bool>>) -> Self {
         Self { compile: compile.into(), ..self }
     }
 
-    /// Transcribes a recording, segment by segment. It is read once before the first segment: its loudest sound counts.
+    /// Transcribes a recording, segment by segment. The recording is read once before the first segment, to
+    /// find its loudest sound.
     ///
     /// ```no_run
     /// use kiln::{AudioReader, Model, Transcriber, expert::read_back};
@@ -322,17 +333,18 @@ impl Transcriber {
     /// ```
     ///
     /// # Errors
-    /// [`Error::File`] and [`Error::Audio`] for what cannot be read as sound.
+    /// [`Error::File`] and [`Error::Audio`] for input that cannot be read as audio.
     pub fn transcribe(&self, audio: impl Into<Audio>) -> Result<Transcript> {
         let all = self.transcribe_all(vec![audio.into()])?;
         Ok(Transcript { all })
     }
 
-    /// Transcribes several recordings at once: their windows go through the model side by side. Items are the number of the
-    /// recording and a segment of it. The text of each is what it would be alone.
+    /// Transcribes several recordings at once: their windows go through the model as one batch. Items are the
+    /// index of the recording and one of its segments. The text of each recording is the same as if it were
+    /// transcribed alone.
     ///
     /// # Errors
-    /// [`Error::File`] and [`Error::Audio`] for what cannot be read as sound.
+    /// [`Error::File`] and [`Error::Audio`] for input that cannot be read as audio.
     pub fn transcribe_all(&self, recordings: Vec<Audio>) -> Result<Transcripts> {
         let tracks = recordings.into_iter().map(|audio| {
             Ok(Track {

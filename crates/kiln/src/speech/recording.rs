@@ -3,10 +3,10 @@
 use kiln_audio::{AudioReader, HOP, LogMel, LogMelStream, SAMPLE_RATE, normalize};
 use kiln_core::Result;
 
-/// Frames a second.
+/// Frames per second.
 pub(super) const FRAME_RATE: usize = SAMPLE_RATE / HOP;
 
-/// What is transcribed: a file, a stream, or samples.
+/// The input of a transcription: a file, a stream, or samples.
 #[derive(Debug)]
 pub enum Audio {
     Reader(Box<AudioReader>),
@@ -26,11 +26,11 @@ impl From<Vec<f32>> for Audio {
     }
 }
 
-/// Samples that are read at once from memory.
+/// Number of samples that are read at once from memory.
 const BLOCK: usize = 1 << 16;
 
 impl Audio {
-    /// The next samples, where there are any: those behind the first `read`.
+    /// The next samples after the first `read`, if there are any.
     fn block(&mut self, read: usize) -> Result<Option<Vec<f32>>> {
         match self {
             Self::Reader(reader) => reader.next().transpose(),
@@ -54,41 +54,41 @@ impl Audio {
 pub(super) struct Window {
     /// `[bins, frames]`, as the encoder takes them
     pub(super) features: Vec<f32>,
-    /// Whether there is no sound at all in it.
+    /// Whether the window is completely silent.
     pub(super) is_silent: bool,
 }
 
-/// A recording that is gone through from its beginning to its end. Frames that were passed are forgotten.
+/// A recording that is read from beginning to end. Frames before the current window are dropped.
 #[derive(Debug)]
 pub(super) struct Recording {
     audio: Audio,
     mel: LogMel,
-    /// `None` once all was read.
+    /// `None` after everything was read.
     stream: Option<LogMelStream>,
-    /// Samples that were read.
+    /// Number of samples read so far.
     read: usize,
-    /// The loudest of all frames: features are relative to it.
+    /// The maximum over all frames; features are relative to it.
     loudest: f32,
     /// Logarithms from frame `start` on, `[frames, bins]`.
     kept: Vec<f32>,
     start: usize,
-    /// Frames of a window.
+    /// Number of frames per window.
     window: usize,
-    /// Frames of all windows: those of the recording, or of one window where it is no longer than that.
+    /// Number of frames in all windows: those of the recording, or of one window if the recording is shorter.
     pub(super) frames: usize,
-    /// Frames that were recorded.
+    /// Number of frames in the recording.
     pub(super) heard: usize,
 }
 
 impl Recording {
-    /// Reads all of it once: how loud it is has to be known before.
+    /// Reads all of the recording once, because its maximum must be known first.
     pub(super) fn new(mut audio: Audio, mel: &LogMel, window: usize) -> Result<Self> {
         let mut stream = mel.stream();
         let (mut read, mut kept) = (0, Vec::new());
         while let Some(block) = audio.block(read)? {
             read += block.len();
             let frames = stream.push(&block)?;
-            // What is longer than a window is read a second time.
+            // A recording longer than a window is read a second time.
             if read <= window * HOP {
                 kept.extend(frames);
             }
@@ -106,7 +106,7 @@ impl Recording {
             heard: read.div_ceil(HOP),
         };
         if read <= window * HOP {
-            // As long as a window: silence is behind it.
+            // Pads the recording with silence to the length of a window.
             recording.kept.extend(stream.push(&vec![0.0; window * HOP - read])?);
             let (rest, loudest) = stream.finish();
             recording.kept.extend(rest);
@@ -120,7 +120,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// What was found damaged or missing.
+    /// A description of damaged or missing data, if there are any.
     pub(super) fn damage(&self) -> Option<String> {
         match &self.audio {
             Audio::Reader(reader) => reader.damage(),
@@ -128,7 +128,8 @@ impl Recording {
         }
     }
 
-    /// The window from frame `seek` on, which is not before that of an earlier window. Behind the last frame it is 0.
+    /// The window from frame `seek` on, which must not be before an earlier window. Features after the last
+    /// frame are 0.
     pub(super) fn window(&mut self, seek: usize) -> Result<Window> {
         let bins = self.mel.bins();
         let wanted = self.window.min(self.frames.saturating_sub(seek));
@@ -152,7 +153,7 @@ impl Recording {
             self.start += passed;
         }
         let mut own = self.kept[..self.kept.len().min(wanted * bins)].to_vec();
-        // That of no sound at all.
+        // The logarithm of silence.
         let is_silent = own.iter().all(|&logarithm| logarithm <= -9.99);
         normalize(&mut own, self.loudest);
         let mut features = vec![0.0; bins * self.window];

@@ -1,12 +1,14 @@
-//! Which tokens may follow where a transcript has timestamps (transformers' `WhisperTimeStampLogitsProcessor`).
+//! The tokens that may follow in a transcript with timestamps (transformers'
+//! `WhisperTimeStampLogitsProcessor`).
 
 use kiln_core::model::TokenId;
 use kiln_generate::{Processor, RowState};
 
 use super::config::SpecialTokens;
 
-/// Timestamps come in pairs, the end of a segment and the beginning of the next, but for the first and the last. They do not go
-/// back. Where all timestamps together are likelier than any text, the next token is one.
+/// Rules for timestamps. They come in pairs, the end of a segment and the beginning of the next, except for
+/// the first and the last. They do not decrease. If all timestamps together are likelier than any text token,
+/// the next token is a timestamp.
 #[derive(Clone, Debug)]
 pub(super) struct TimestampRules {
     pub(super) tokens: SpecialTokens,
@@ -26,14 +28,14 @@ impl Processor for TimestampRules {
         let last_is = generated.last().is_some_and(is_timestamp);
         let one_before_is = generated.len() < 2 || is_timestamp(&generated[generated.len() - 2]);
         match (last_is, one_before_is) {
-            // A pair is complete, or the first stands alone: text follows.
+            // A pair is complete, or the first timestamp stands alone: text follows.
             (true, true) => remove(scores, first..vocab),
-            // Its other half, or the end.
+            // The other half of the pair follows, or the end.
             (true, false) => remove(scores, 0..eos),
             (false, _) => {}
         }
         if let Some(&latest) = generated.iter().rev().find(|id| is_timestamp(id)) {
-            // Only the other half of a pair is the same time once more.
+            // Only the other half of a pair may repeat the time.
             let next = latest as usize + usize::from(!last_is || one_before_is);
             remove(scores, first..next);
         }
@@ -43,7 +45,7 @@ impl Processor for TimestampRules {
                 remove(scores, first.saturating_add(latest).saturating_add(1)..vocab);
             }
         }
-        // The same with or without the logarithm of the sum of all.
+        // The comparison does not depend on the log-sum-exp of all scores, which both sides would subtract.
         let (text, times) = scores.split_at(first.min(vocab));
         let likeliest = text.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if log_sum_exp(times) > likeliest {

@@ -1,11 +1,11 @@
-//! From the tokens of a window to segments (transformers' `_retrieve_segment`).
+//! Segments from the tokens of a window (transformers' `_retrieve_segment`).
 
 use kiln_core::model::TokenId;
 
-/// Frames of a step of a timestamp, which is 20 ms.
+/// Number of frames per timestamp step, which is 20 ms.
 const FRAMES: usize = 2;
 
-/// A part of a window's tokens, with the time that it takes, in frames from the beginning of the window on.
+/// A part of a window's tokens, with its start and end in frames from the beginning of the window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) tokens: std::ops::Range<usize>,
@@ -13,15 +13,15 @@ pub(super) struct Part {
     pub(super) end: usize,
 }
 
-/// The parts of a window's tokens, and frames from its beginning to that of the next one. `first` is the token of 0 seconds;
-/// the window has `frames` frames.
+/// Divides a window's tokens into parts. Also returns the number of frames to the beginning of the next
+/// window. `first` is the token of 0 seconds; the window has `frames` frames.
 pub(super) fn parts(tokens: &[TokenId], first: TokenId, frames: usize) -> (Vec<Part>, usize) {
     let is_time = |at: usize| tokens.get(at).is_some_and(|&token| token >= first);
     let time = |at: usize| tokens.get(at).map_or(0, |&token| token.saturating_sub(first) as usize * FRAMES);
     let len = tokens.len();
-    // One at the end alone says that nobody speaks behind it.
+    // A single timestamp at the end means that there is no speech after it.
     let ends_alone = len >= 2 && is_time(len - 1) && !is_time(len - 2);
-    // Where a pair is cut.
+    // Tokens are cut between the halves of a pair.
     let mut cuts: Vec<usize> = (1..len).filter(|&at| is_time(at - 1) && is_time(at)).collect();
     let Some(last_cut) = cuts.last_mut() else {
         let last = (0..len).rev().find(|&at| is_time(at)).map(time).filter(|&time| time > 0);
@@ -33,9 +33,10 @@ pub(super) fn parts(tokens: &[TokenId], first: TokenId, frames: usize) -> (Vec<P
             frames
         }
         false => {
-            // What follows the last pair was cut off in the middle: it is heard again.
+            // The segment after the last pair was cut off in the middle, and is decoded again in the next
+            // window.
             let next = time(*last_cut - 1);
-            // Its second half stays, as a sign of that.
+            // The second half of the pair stays, as a sign of that.
             *last_cut += 1;
             next
         }

@@ -1,4 +1,4 @@
-//! Transcripts: recordings on their way through the model, and the segments that are done.
+//! Transcripts: recordings in progress, and their finished segments.
 
 use std::{collections::VecDeque, iter::FusedIterator, time::Duration};
 
@@ -13,13 +13,13 @@ use super::{
     words,
 };
 
-/// A recording on its way.
+/// A recording in progress.
 #[derive(Debug)]
 pub(super) struct Track {
     pub(super) recording: Recording,
-    /// Frames that are done.
+    /// Number of frames that are done.
     pub(super) seek: usize,
-    /// Those of all segments so far.
+    /// Tokens of all segments so far.
     pub(super) tokens: Vec<TokenId>,
     /// Whether the next window is conditioned on them.
     pub(super) is_conditioned: bool,
@@ -34,7 +34,7 @@ impl Track {
 
 /// The transcript of a recording, segment by segment.
 ///
-/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
+/// As an iterator, it blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
 /// do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
@@ -59,12 +59,13 @@ impl Transcript {
         }))
     }
 
-    /// How much is done, and how long the recording is.
+    /// The transcribed duration, and the duration of the recording.
     pub fn progress(&self) -> (Duration, Duration) {
         self.all.progress(0)
     }
 
-    /// The code of the language that was detected or given; `None` before the first segment, and where the model knows one alone.
+    /// The code of the language that was detected or given; `None` before the first segment, and if the model
+    /// knows only one language.
     pub fn language(&self) -> Option<&str> {
         self.all.language(0)
     }
@@ -83,7 +84,7 @@ impl FusedIterator for Transcript {}
 
 /// The transcripts of several recordings, segment by segment as they are done.
 ///
-/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
+/// As an iterator, it blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
 /// do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
@@ -96,7 +97,7 @@ pub struct Transcripts {
 }
 
 impl Transcripts {
-    /// The next segment and the number of its recording; `None` after the last, and after an error.
+    /// The next segment and the index of its recording; `None` after the last, and after an error.
     ///
     /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window
     /// again.
@@ -124,7 +125,7 @@ impl Transcripts {
         }))
     }
 
-    /// How much of a recording is done, and how long it is.
+    /// The transcribed duration of a recording, and its total duration.
     pub fn progress(&self, recording: usize) -> (Duration, Duration) {
         let track = self.tracks.get(recording);
         let heard = track.map_or(0, |track| track.recording.heard);
@@ -132,23 +133,24 @@ impl Transcripts {
         (time(track.map_or(0, |track| track.seek.min(heard))), time(heard))
     }
 
-    /// What of a recording was found damaged or missing: a sentence that names it.
+    /// Damaged or missing data in a recording: a sentence that describes it.
     pub fn damage(&self, recording: usize) -> Option<String> {
         self.tracks.get(recording)?.recording.damage()
     }
 
-    /// The code of the language of a recording, once it is known; `None` where the model knows one alone.
+    /// The code of the language of a recording, once it is known; `None` if the model knows only one
+    /// language.
     pub fn language(&self, recording: usize) -> Option<&str> {
         self.tracks.get(recording)?.language.map(|(_, code)| code)
     }
 
-    /// Decodes the next window of each recording that is not over.
+    /// Decodes the next window of each recording that is not finished.
     async fn decode_next_windows(&mut self) -> Result<()> {
         let transcriber = &self.transcriber;
         let mut unheard = Vec::new();
         for (number, track) in self.tracks.iter_mut().enumerate().filter(|(_, track)| !track.is_over()) {
             let window = track.recording.window(track.seek)?;
-            // What has no sound at all needs no pass.
+            // A silent window needs no pass.
             if window.is_silent {
                 track.seek += transcriber.window;
                 continue;
@@ -170,7 +172,7 @@ impl Transcripts {
             track.language = decoded.language;
             let offset = track.seek as f64 / FRAME_RATE as f64;
             let (segments, next) = transcriber.segments(&decoded, offset)?;
-            // A window that ends where it began would come for ever.
+            // A window that did not advance would be decoded forever.
             track.seek += if next == 0 { decoded.frames } else { next };
             track.is_conditioned = transcriber.condition_on_prev_tokens && decoded.temperature < 0.5;
             for segment in &segments {
@@ -199,7 +201,7 @@ impl Iterator for Transcripts {
 impl FusedIterator for Transcripts {}
 
 impl Transcriber {
-    /// The tokens before those of a window: a prompt, or what was said.
+    /// The tokens before those of a window: a prompt, or the previous text.
     fn before(&self, track: &Track) -> Vec<TokenId> {
         let Some(previous) = self.tokens.previous else { return Vec::new() };
         let said: &[TokenId] = match track.is_conditioned {
@@ -210,7 +212,7 @@ impl Transcriber {
         if all.is_empty() {
             return Vec::new();
         }
-        // Half of the positions are for what is new.
+        // Half of the positions are reserved for new tokens.
         let most = (self.model.sizes().positions / 2).saturating_sub(1);
         [&[previous], &all[all.len().saturating_sub(most)..]].concat()
     }
@@ -221,7 +223,8 @@ impl Transcriber {
         self.model.decode(&text)
     }
 
-    /// The segments of a window, `offset` seconds behind the beginning of its recording, and frames to the next window.
+    /// The segments of a window that begins `offset` seconds into its recording, and the number of frames to
+    /// the next window.
     fn segments(&self, decoded: &Decoded, offset: f64) -> Result<(Vec<Segment>, usize)> {
         if decoded.is_unspoken {
             return Ok((Vec::new(), decoded.frames));
@@ -237,7 +240,7 @@ impl Transcriber {
             };
             all.push(Segment {
                 start: seconds(part.start),
-                // What is behind the end of the recording was not said there.
+                // Segments end no later than the recording.
                 end: seconds(part.end.min(decoded.heard.max(part.start))),
                 text: self.text(&tokens)?,
                 words: decoded.beginnings.as_ref().map_or_else(|| Ok(Vec::new()), own)?,
@@ -252,7 +255,7 @@ impl Transcriber {
         Ok((all, next))
     }
 
-    /// The words of a segment, whose tokens begin at these frames.
+    /// The words of a segment, given the frames at which its tokens begin.
     fn words(
         &self,
         tokens: &[TokenId],
@@ -267,7 +270,7 @@ impl Transcriber {
         let words = words::words(&text, without_spaces, |tokens| self.model.decode(tokens))?;
         let word = |(text, range): (String, std::ops::Range<usize>)| {
             let begin = beginnings[places[range.start]];
-            // Where the next token begins; a word at the end of the window lasts to the end of what was heard.
+            // The word ends where the next token begins, or at the end of the recorded frames.
             let behind = places[range.end - 1] + 1;
             let end = beginnings.get(behind).copied().unwrap_or(decoded.heard).max(begin);
             Word { text, start: seconds(begin), end: seconds(end) }

@@ -1,4 +1,4 @@
-//! Decoding windows: side by side, and those that fail the thresholds again.
+//! Decoding windows as a batch, and again if they fail the thresholds.
 
 use burn::tensor::{Tensor, TensorData};
 use flate2::{Compression, write::ZlibEncoder};
@@ -13,7 +13,7 @@ use kiln_generate::GenerationConfig;
 
 use super::{SpeechConfig, Transcriber, rules::TimestampRules, words};
 
-/// A window that is to be decoded.
+/// A window to decode.
 #[derive(Debug)]
 pub(super) struct Unheard {
     pub(super) recording: usize,
@@ -27,34 +27,34 @@ pub(super) struct Unheard {
     pub(super) language: Option<(TokenId, &'static str)>,
 }
 
-/// What was heard in a window.
+/// A decoded window.
 #[derive(Clone, Debug)]
 pub(super) struct Decoded {
     pub(super) recording: usize,
     pub(super) frames: usize,
     pub(super) heard: usize,
     pub(super) language: Option<(TokenId, &'static str)>,
-    /// Without the one that ends them.
+    /// Tokens without the end token.
     pub(super) tokens: Vec<TokenId>,
-    /// The frame at which each begins.
+    /// The frame at which each token begins.
     pub(super) beginnings: Option<Vec<usize>>,
     pub(super) temperature: f32,
     pub(super) avg_logprob: f32,
     pub(super) compression_ratio: f32,
     pub(super) no_speech_prob: Option<f32>,
-    /// Whether nobody speaks.
+    /// Whether the window has no speech.
     pub(super) is_unspoken: bool,
 }
 
-/// What a row became at a temperature.
+/// The result of a row at one temperature.
 struct Attempt {
-    /// With the token that ends them, where there is one.
+    /// Tokens with the end token, if there is one.
     tokens: Vec<TokenId>,
     avg_logprob: f32,
 }
 
 impl Transcriber {
-    /// What is heard in each window. `cache` is used for it.
+    /// Decodes each window. `cache` is reset and used for it.
     pub(super) async fn decode(&self, windows: &[Unheard], cache: &mut ModelCache) -> Result<Vec<Decoded>> {
         cache.reset();
         let device = self.model.device();
@@ -62,8 +62,8 @@ impl Transcriber {
         let features: Vec<f32> = windows.iter().flat_map(|window| &window.features).copied().collect();
         let features = Tensor::from_data(TensorData::new(features, [windows.len(), bins, frames]), device);
 
-        // The encoder runs here, with the tokens up to the one that begins the transcript: what follows that one says which language
-        // is spoken, and whether anyone speaks.
+        // This pass runs the encoder, and the tokens up to the one that begins the transcript: the logits
+        // after that token give the language, and the probability of no speech.
         let mut languages: Vec<_> = windows.iter().map(|window| window.language).collect();
         let detects = self.tokens.is_multilingual && languages.iter().any(Option::is_none);
         let beginning = |window: &Unheard| match detects {
@@ -111,7 +111,8 @@ impl Transcriber {
                 let repeats = self.compression_ratio_threshold.is_some_and(|most| compression_ratio > most);
                 let is_unlikely = self.logprob_threshold.is_some_and(|least| avg_logprob < least);
                 let is_silent = self.no_speech_threshold.is_some_and(|most| no_speech[row] > most);
-                // Dots and notes are no speech either, unless they are likely where somebody speaks.
+                // Text of only dots and notes is not speech either, unless it is likely and the window has
+                // speech.
                 let says_nothing =
                     || self.text(&tokens).is_ok_and(|text| !text.contains(char::is_alphanumeric));
                 let is_unspoken = match is_silent {
@@ -155,14 +156,14 @@ impl Transcriber {
         Ok(decoded)
     }
 
-    /// The likeliest language behind the token that begins a transcript.
+    /// The likeliest language after the token that begins a transcript.
     fn detected(&self, scores: &[f32]) -> Option<(TokenId, &'static str)> {
         let languages = self.tokens.languages.iter();
         let likeliest = languages.max_by(|a, b| scores[*a.1 as usize].total_cmp(&scores[*b.1 as usize]))?;
         self.tokens.language(likeliest.0.trim_matches(['<', '|', '>'])).ok()
     }
 
-    /// Decodes rows once. `cache` holds what the encoder made of them, and no token.
+    /// Decodes rows once. `cache` holds the encoder's output, and no tokens.
     async fn attempt(
         &self,
         prompts: &[Vec<TokenId>],
@@ -218,7 +219,7 @@ impl Transcriber {
         Ok(attempts.into_iter().map(mean).collect())
     }
 
-    /// Bytes of tokens over those that zlib makes of them.
+    /// The bytes of tokens divided by their size when compressed by zlib.
     fn compression_ratio(&self, tokens: &[TokenId]) -> f32 {
         let bits = (self.model.sizes().vocab as f64).log2();
         let length = (bits / 8.0) as usize + 1;
@@ -229,7 +230,7 @@ impl Transcriber {
         compressed.map_or(1.0, |compressed| bytes.len() as f32 / compressed.len().max(1) as f32)
     }
 
-    /// The frames at which tokens begin. `cache` holds what the encoder made of the window, and no token.
+    /// The frames at which tokens begin. `cache` holds the encoder's output for the window, and no tokens.
     async fn beginnings(
         &self,
         prompt: &[TokenId],

@@ -1,13 +1,13 @@
-//! When each word was spoken: the attention of the decoder follows the sound (transformers' `_extract_token_timestamps`, after
-//! OpenAI's `timing.py`).
+//! The times of words: the attention of the decoder follows the audio (transformers'
+//! `_extract_token_timestamps`, after OpenAI's `timing.py`).
 
 use kiln_core::{Result, model::TokenId};
 
-/// Frames of a position of the encoder.
+/// Number of frames per position of the encoder.
 const FRAMES: usize = 2;
 
-/// Frames at which each of `tokens` tokens begins, from the beginning of the window on. `attention` `[heads, tokens, positions]`
-/// is that to the encoder, of which the first `heard` positions were recorded.
+/// The frames at which each of `tokens` tokens begins, from the beginning of the window. `attention`
+/// `[heads, tokens, positions]` is the attention to the encoder, whose first `heard` positions were recorded.
 pub(super) fn beginnings(
     attention: &[f32],
     [heads, tokens, positions]: [usize; 3],
@@ -27,12 +27,12 @@ pub(super) fn beginnings(
         }
     }
     let (rows, columns) = warped(&mean, heard);
-    // Where a row of the path begins.
+    // The start of each row of the path.
     let begins = (0..rows.len()).filter(|&i| i == 0 || rows[i] != rows[i - 1]);
     begins.map(|i| columns[i] * FRAMES).collect()
 }
 
-/// Has each position have mean 0 and deviation 1 over all tokens.
+/// Normalizes each position to mean 0 and deviation 1 over all tokens.
 fn normalize(numbers: &mut [f32], positions: usize) {
     let tokens = (numbers.len() / positions.max(1)) as f32;
     for at in 0..positions {
@@ -45,7 +45,7 @@ fn normalize(numbers: &mut [f32], positions: usize) {
     }
 }
 
-/// The median of `width` neighbours of each number, which are mirrored at both ends.
+/// The median of `width` neighbors of each number, mirrored at both ends.
 fn median_filtered(row: &[f32], width: usize) -> Vec<f32> {
     let half = width / 2;
     if row.len() <= half {
@@ -65,8 +65,8 @@ fn median_filtered(row: &[f32], width: usize) -> Vec<f32> {
     (0..row.len()).map(median).collect()
 }
 
-/// The path through `[rows, columns]` from the first number to the last along which their sum is the largest (dynamic time
-/// warping): the row and the column of each of its steps.
+/// The path through `[rows, columns]` from the first number to the last with the largest sum (dynamic time
+/// warping): the row and the column of each step.
 fn warped(numbers: &[f64], columns: usize) -> (Vec<usize>, Vec<usize>) {
     #[derive(Clone, Copy)]
     enum Step {
@@ -111,8 +111,8 @@ fn warped(numbers: &[f64], columns: usize) -> (Vec<usize>, Vec<usize>) {
     (path_rows, path_columns)
 }
 
-/// Words of `tokens`: their text, and their tokens. `decode` gives the text of tokens. Where words are not divided by spaces, each
-/// character is one. Punctuation belongs to the word beside it.
+/// Groups `tokens` into words: their text, and their tokens. `decode` returns the text of tokens. In
+/// languages without spaces, each character is a word. Punctuation belongs to the adjacent word.
 pub(super) fn words(
     tokens: &[TokenId],
     without_spaces: bool,
@@ -132,7 +132,7 @@ pub(super) fn words(
     Ok(with_punctuation(words))
 }
 
-/// Runs of tokens that are whole characters.
+/// Groups tokens into runs of whole characters.
 fn characters(
     tokens: &[TokenId],
     decode: impl Fn(&[TokenId]) -> Result<String>,
@@ -143,7 +143,7 @@ fn characters(
     let (mut found, mut begin, mut offset) = (Vec::new(), 0, 0);
     for end in 1..=tokens.len() {
         let text = decode(&tokens[begin..end])?;
-        // What stands for an incomplete character may be in the text itself.
+        // The replacement character for incomplete characters may also be in the text itself.
         let is_whole = text
             .find(INCOMPLETE)
             .is_none_or(|at| whole.get(offset + at..).is_none_or(|rest| rest.starts_with(INCOMPLETE)));
