@@ -4,12 +4,12 @@ use std::ops::{Deref, DerefMut};
 
 use kiln_core::model_cache::ModelCache;
 
-/// The cache that a generation writes: one of its own, or one that the caller keeps.
+/// The cache that a generation writes to: owned by the generation, or borrowed from the caller.
 #[derive(Debug)]
 pub enum CacheHandle<'a> {
-    /// Ends with the generation.
+    /// Dropped with the generation.
     Owned(Box<ModelCache>),
-    /// Holds the sequence when the generation has ended.
+    /// Holds the sequence after the generation.
     Borrowed(&'a mut ModelCache),
 }
 

@@ -1,7 +1,8 @@
-//! From a conversation to a prompt: the Jinja templates that come with models (transformers' `apply_chat_template`).
+//! Rendering of conversations as prompts: the Jinja templates that come with models (transformers'
+//! `apply_chat_template`).
 //!
-//! The text is the one that transformers makes, byte for byte. What differs is what a template may do: it runs within
-//! limits, and what it does wrong is an error.
+//! The output equals that of transformers, byte for byte. The difference is in what a template may do: it
+//! runs within limits, and a fault in it is an error.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -21,7 +22,7 @@ mod python;
 mod respelling;
 mod source;
 
-/// What a template sees: JSON, with its keys in the order they were written in.
+/// A value for a template: JSON, with its keys in the order in which they were written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Data(Value);
 
@@ -43,7 +44,8 @@ impl Serialize for Data {
     }
 }
 
-/// One message: who says what, and whatever else the template reads (`tool_calls`, `name`, `reasoning_content`).
+/// A message: its role, its content, and other fields that the template reads (`tool_calls`, `name`,
+/// `reasoning_content`).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Message(Data);
@@ -53,12 +55,12 @@ impl Message {
         Self(Data(Value::from_pairs([("role", role), ("content", content)])))
     }
 
-    /// `system`, `user`, `assistant`, `tool`; empty where the message does not say.
+    /// `system`, `user`, `assistant` or `tool`; empty if the message has no role.
     pub fn role(&self) -> String {
         self.text("role").unwrap_or_default()
     }
 
-    /// What is said, where it is a text and no list of parts.
+    /// The content, if it is a text and not a list of parts.
     pub fn content(&self) -> Option<String> {
         self.text("content")
     }
@@ -82,7 +84,7 @@ impl<'de> Deserialize<'de> for Message {
     }
 }
 
-/// What a template is rendered with.
+/// The input of a template.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Conversation {
     pub messages: Vec<Message>,
@@ -96,42 +98,45 @@ pub struct Conversation {
     pub variables: BTreeMap<String, Data>,
 }
 
-/// How a template is rendered.
+/// Options for rendering a template.
 #[derive(Clone, Debug, Default)]
 pub struct RenderOptions {
     /// Whether the prompt ends where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// The field of the last message that the model is to continue, most often `content`; the prompt ends with it.
+    /// The field of the last message that the model continues, most often `content`; the prompt ends with it.
     pub continue_final: Option<String>,
-    /// What `strftime_now` tells; `None`: the time.
+    /// The result of `strftime_now`; `None`: the current time.
     pub now: Option<SystemTime>,
 }
 
-/// A template that can be read. What it does wrong is found out when it is rendered.
+/// A parsed template. Faults other than those of its syntax are found when it is rendered.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: String,
 }
 
 impl ChatTemplate {
+    /// Parses a template.
+    ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where `source` is too long, or no template.
+    /// [`Error::ChatTemplate`] if `source` is too long, or not a template.
     pub fn new(source: &str) -> Result<Self> {
         engine::prepared(source).map(|source| Self { source })
     }
 
-    /// ChatML, for models that have none: what llama.cpp falls back to as well.
+    /// ChatML, for models without a template, which llama.cpp falls back to as well.
     pub fn chatml() -> Self {
         let source = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \
                       '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
         Self { source: source.to_owned() }
     }
 
-    /// The prompt. `special_tokens` are variables too (`bos_token`); those of the conversation override them.
+    /// Renders the prompt. `special_tokens` are variables too (`bos_token`); variables of the conversation
+    /// override them.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] for what the template refuses (`raise_exception`), for its mistakes, and where it takes too
-    /// many steps, calls itself too deeply or makes too much text.
+    /// [`Error::ChatTemplate`] if the template rejects the conversation (`raise_exception`), has a fault,
+    /// takes too many steps, recurses too deeply or produces too much text.
     pub fn render(
         &self,
         conversation: &Conversation,
@@ -172,7 +177,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Marks the end of what the model is to continue; returns that text.
+    /// Marks the end of the text that the model continues, and returns that text.
     fn mark_end(&self, messages: &mut [Vec<(Value, Value)>], field: &str) -> Result<String> {
         let Some(last) = messages.last_mut() else { return Err(refused("a conversation needs a message")) };
         let value =
@@ -180,7 +185,7 @@ impl ChatTemplate {
         let Some(content) = value(field) else {
             return Err(refused(&format!("the last message has no `{field}` to continue")));
         };
-        // Reasoning stands under several names, and the template may read any of them.
+        // Reasoning has several names, and the template may read any of them.
         let fields: Vec<&str> = match REASONING.contains(&field) {
             true => REASONING.into_iter().filter(|name| value(name).as_ref() == Some(&content)).collect(),
             false => vec![field],
@@ -201,22 +206,23 @@ impl ChatTemplate {
     }
 }
 
-/// Under which names a message's reasoning is passed; templates read the first.
+/// Names under which a message's reasoning is passed; templates read the first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// Stands behind a text whose end must be found again in the prompt.
+/// Follows a text whose end must be found again in the prompt.
 const END_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 fn refused(why: &str) -> Error {
     Error::ChatTemplate { why: why.to_owned() }
 }
 
-/// Programs write `"tool_calls": null` for what is not there; templates ask whether it is defined.
+/// Removes null values: programs write `"tool_calls": null` for a missing value, and templates ask whether it
+/// is defined.
 fn without_none(pairs: Vec<(Value, Value)>) -> Vec<(Value, Value)> {
     pairs.into_iter().filter(|(_, value)| !value.is_none()).collect()
 }
 
-/// Reasoning under all the names that templates read it by.
+/// Adds reasoning under all the names by which templates read it.
 fn with_reasoning(mut pairs: Vec<(Value, Value)>) -> Vec<(Value, Value)> {
     let value =
         |name: &&str| pairs.iter().find(|(key, _)| key.as_str() == Some(*name)).map(|(_, v)| v.clone());
@@ -231,7 +237,7 @@ fn with_reasoning(mut pairs: Vec<(Value, Value)>) -> Vec<(Value, Value)> {
     pairs
 }
 
-/// A list of parts with the mark behind the last text, and that text.
+/// Appends the mark to the last text in a list of parts. Returns that text and the list.
 fn marked_parts(parts: &Value) -> Result<(String, Value)> {
     let none = || refused("the last message has no text to continue");
     let mut parts: Vec<Value> = parts.try_iter().map_err(|_| none())?.collect();
@@ -251,8 +257,8 @@ fn marked_parts(parts: &Value) -> Result<(String, Value)> {
     Ok((text, Value::from(parts)))
 }
 
-/// The prompt up to the mark. A template that trims what is said trims the mark's space too; then white space before it
-/// would have been trimmed as well.
+/// Cuts the prompt at the mark. A template that trims a message also trims the space in the mark; then it
+/// would have trimmed white space before the mark as well.
 fn cut_at_mark(prompt: String, last: &str) -> Result<String> {
     let at = prompt.rfind(END_MARK.trim_end()).filter(|_| prompt.contains(last.trim()));
     let Some(before) = at.and_then(|at| prompt.get(..at)) else {
@@ -262,20 +268,21 @@ fn cut_at_mark(prompt: String, last: &str) -> Result<String> {
     Ok(if kept { before } else { before.trim_end() }.to_owned())
 }
 
-/// The templates of a model, by name, and the special tokens that they are rendered with.
+/// The templates of a model, by name, and the special tokens with which they are rendered.
 #[derive(Clone, Debug, Default)]
 pub struct ChatTemplates {
-    /// Sources; what is wrong with one is said when it is used.
+    /// Sources of the templates, which are parsed when they are used.
     pub by_name: BTreeMap<String, String>,
-    /// `bos_token` and the like.
+    /// Special tokens by name, such as `bos_token`.
     pub special_tokens: BTreeMap<String, String>,
 }
 
 impl ChatTemplates {
-    /// The only template or the default one; `tool_use`, if there is one, for a conversation with tools.
+    /// Chooses the only template or the default one; for a conversation with tools, `tool_use` if there is
+    /// one.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where there is none, or none of them is the default, and for a template that is none.
+    /// [`Error::ChatTemplate`] if there is none, if none of them is the default, and for an invalid template.
     pub fn choose(&self, with_tools: bool) -> Result<ChatTemplate> {
         let tools = self.by_name.get("tool_use").filter(|_| with_tools);
         match tools.or_else(|| self.by_name.get("default")) {
@@ -288,8 +295,10 @@ impl ChatTemplates {
         }
     }
 
+    /// The template of this name.
+    ///
     /// # Errors
-    /// [`Error::Unknown`] with the names there are.
+    /// [`Error::Unknown`] with the existing names.
     pub fn named(&self, name: &str) -> Result<ChatTemplate> {
         match self.by_name.get(name) {
             Some(source) => ChatTemplate::new(source),

@@ -1,4 +1,4 @@
-//! What a generation returns for a prompt.
+//! The result of a generation for a prompt.
 
 use kiln_core::model::TokenId;
 
@@ -8,17 +8,17 @@ use crate::stopping::StopReason;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Completion {
-    /// The tokens behind the prompt, the one that ends them included.
+    /// The tokens after the prompt, including the token that ends them.
     pub tokens: Vec<TokenId>,
-    /// Their text, up to a stop string; `None` where nobody knows the tokenizer.
+    /// The text of the tokens, up to a stop string; `None` without a tokenizer.
     pub text: Option<String>,
-    /// Why it ended; `None` where the generation was given up before.
+    /// The reason for which the sequence ended; `None` if the generation was dropped before.
     pub stop_reason: Option<StopReason>,
-    /// Of a beam search: the sum of `token_scores`, divided by the number of tokens to the power of `length_penalty`. With
-    /// groups of beams, the sum includes what the diversity penalty took. (`sequences_scores`)
+    /// For beam search: the sum of `token_scores`, divided by the number of tokens to the power of
+    /// `length_penalty`. With groups of beams, the sum includes the diversity penalty. (`sequences_scores`)
     pub score: Option<f32>,
-    /// Of a beam search, for each token: its log-probability after all processors. (`compute_transition_scores`)
+    /// For beam search, per token: log-probability after all processors. (`compute_transition_scores`)
     pub token_scores: Vec<f32>,
-    /// Of a beam search, for each token: the row that it continued. (`beam_indices`)
+    /// For beam search, per token: index of the row that it continued. (`beam_indices`)
     pub beam_indices: Vec<usize>,
 }

@@ -1,4 +1,4 @@
-//! What a folder or a caller asks for: transformers' `GenerationConfig`, as far as it is acted on.
+//! Settings from a model folder or a caller: transformers' `GenerationConfig`, as far as it is supported.
 
 mod not_applied;
 
@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::{DolaLayers, EarlyStopping, ForceWord, Schedule, watermark::WatermarkingConfig};
 
-/// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
+/// A `max_new_tokens` without a limit: the text continues until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
 
-/// Declares [`GenerationConfig`]: each setting once, with the type it has where it is given.
+/// Declares [`GenerationConfig`]: each setting once, with the type of its value.
 macro_rules! generation_config {
     ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident: $type:ty,)* }) => {
         $(#[$about])*
@@ -33,7 +33,7 @@ macro_rules! generation_config {
             /// The names of all settings.
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
-            /// Takes each setting that is absent here from `defaults`.
+            /// Takes each missing setting from `defaults`.
             fn or(self, defaults: Self) -> Self {
                 Self {
                     $($name: self.$name.or(defaults.$name),)*
@@ -45,54 +45,56 @@ macro_rules! generation_config {
 }
 
 generation_config! {
-    /// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
+    /// Settings of a generation, all of them optional: `generation_config.json`, or the arguments of a call.
     ///
-    /// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
-    /// [`resolve`] checks the values and fills in the rest.
+    /// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`]
+    /// can name them. [`resolve`] checks the values and fills in the rest.
     ///
     /// ```
     /// # use kiln_generate::GenerationConfig;
     /// let wanted = GenerationConfig::new().max_new_tokens(40).do_sample(true).temperature(0.7);
     /// ```
     ///
-    /// [`not_applied`]: GenerationConfig::not_applied
-    /// [`resolve`]: GenerationConfig::resolve
+    /// [`not_applied`]: GenerationConfig::not_applied [`resolve`]: GenerationConfig::resolve
     {
-        /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
+        /// Maximum number of tokens to generate; overrides `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
         max_new_tokens: usize,
-        /// Tokens of a row, its prompt and padding included.
+        /// Maximum number of tokens in a row, including its prompt and padding.
         max_length: usize,
-        /// Seconds after which no further token is generated, from the first step on. No effect in a browser, which has no clock.
+        /// Number of seconds, counted from the first step, after which no further token is generated. No
+        /// effect in a browser, which has no clock.
         max_time: f32,
-        /// Whether tokens are drawn. If not, each is the likeliest.
+        /// Whether tokens are sampled. If not, each token is the likeliest.
         do_sample: bool,
-        /// Divides the scores; 0 means the likeliest token, always. Only where tokens are drawn.
+        /// Divisor of the scores; 0 means that each token is the likeliest. Only for sampling.
         temperature: f32,
-        /// Keeps the tokens that carry this share of the entropy of the 100 likeliest. Only where tokens are drawn.
+        /// Keeps the tokens that carry this share of the entropy of the 100 likeliest. Only for sampling.
         top_h: f32,
-        /// Keeps this many likeliest tokens; 0 means all. Only where tokens are drawn, and in contrastive search (`penalty_alpha`).
+        /// Keeps this many likeliest tokens; 0 means all. Only for sampling and contrastive search
+        /// (`penalty_alpha`).
         top_k: usize,
-        /// Keeps the likeliest tokens that together reach this probability. Only where tokens are drawn.
+        /// Keeps the likeliest tokens that together reach this probability. Only for sampling.
         top_p: f32,
-        /// Removes tokens less likely than this times the likeliest. Only where tokens are drawn.
+        /// Removes tokens less likely than this times the likeliest. Only for sampling.
         min_p: f32,
-        /// Keeps the tokens whose information is closest to the entropy, until they reach this probability. Only where tokens
-        /// are drawn.
+        /// Keeps the tokens whose information is closest to the entropy, until they reach this probability.
+        /// Only for sampling.
         typical_p: f32,
-        /// Removes tokens less likely than this. Only where tokens are drawn.
+        /// Removes tokens less likely than this. Only for sampling.
         epsilon_cutoff: f32,
-        /// Removes tokens less likely than this or, where many are possible, than `sqrt(eta) * exp(-entropy)`. Only where
-        /// tokens are drawn.
+        /// Removes tokens less likely than this or, if many are possible, than `sqrt(eta) * exp(-entropy)`.
+        /// Only for sampling.
         eta_cutoff: f32,
-        /// Divides the scores of tokens that occurred, prompt included; 1 is off.
+        /// Divides the scores of tokens that occurred, including those of the prompt; 1 is off.
         repetition_penalty: f32,
         /// Multiplies the scores of tokens of the prompt; 1 is off.
         encoder_repetition_penalty: f32,
-        /// No sequence of this many tokens occurs twice, prompt included; 0 is off.
+        /// Prevents sequences of this many tokens from occurring twice, including those of the prompt; 0 is
+        /// off.
         no_repeat_ngram_size: usize,
-        /// No sequence of this many tokens of the prompt occurs in what is generated; 0 is off.
+        /// Prevents sequences of this many tokens of the prompt from being generated; 0 is off.
         encoder_no_repeat_ngram_size: usize,
-        /// Adds to the score of the last token of each sequence, where the others precede it.
+        /// Adds to the score of the last token of each sequence, if the other tokens precede it.
         sequence_bias: Vec<(Vec<TokenId>, f32)>,
         /// Sequences that are never completed.
         bad_words_ids: Vec<Vec<TokenId>>,
@@ -102,64 +104,71 @@ generation_config! {
         /// Tokens that are not chosen at the first step.
         #[serde(deserialize_with = "tokens")]
         begin_suppress_tokens: Vec<TokenId>,
-        /// Tokens that end a row are not chosen before it has this many tokens, prompt and padding included. `min_new_tokens`
-        /// overrides it.
+        /// Minimum length of a row, including prompt and padding, before it may end. Overridden by
+        /// `min_new_tokens`.
         min_length: usize,
-        /// Tokens that end a row are not chosen before this many were generated. Stop strings, time and criteria still end it.
+        /// Minimum number of new tokens before a row may end. Stop strings, time and criteria can still end
+        /// it.
         min_new_tokens: usize,
         /// The token that follows a prompt of one token.
         #[serde(deserialize_with = "token")]
         forced_bos_token_id: TokenId,
-        /// The last token that may be generated is one of these.
+        /// Forces the last possible token to be one of these.
         #[serde(deserialize_with = "tokens")]
         forced_eos_token_id: Vec<TokenId>,
         /// After this many new tokens, raises the scores of tokens that end a row, more with each step: by
-        /// `factor ^ steps - 1` of their size.
+        /// `factor ^ steps - 1` times their magnitude.
         exponential_decay_length_penalty: (usize, f32),
-        /// Replaces scores that are no numbers by 0, and infinite ones by the largest numbers there are.
+        /// Replaces NaN scores by 0, and infinite ones by the largest finite numbers.
         remove_invalid_values: bool,
-        /// Hides a watermark in what is generated, which [`watermark`](crate::watermark) finds.
+        /// Embeds a watermark in the generated text, which [`watermark`](crate::watermark) detects.
         watermarking_config: WatermarkingConfig,
         /// Whether scores that are kept (`keep_scores`) are log-probabilities.
         renormalize_logits: bool,
-        /// Beams: sequences of each prompt that are followed at once, of which the likeliest are returned. 1 follows none but the
-        /// chosen tokens.
+        /// Number of beams: sequences of each prompt that are followed at once, of which the likeliest are
+        /// returned. 1 is no beam search.
         num_beams: usize,
-        /// Groups that the beams are divided into. Each avoids the tokens of those before it.
+        /// Number of groups into which the beams are divided. Each group avoids the tokens of the groups
+        /// before it.
         num_beam_groups: usize,
-        /// What a token costs for each beam of the groups before that chose it in the same step.
+        /// Penalty of a token for each beam of an earlier group that chose it in the same step.
         diversity_penalty: f32,
-        /// The score of a beam is its log-probability, divided by its length to the power of this: above 0 favours long ones.
+        /// Exponent of the length by which the log-probability of a beam is divided: above 0 favors long
+        /// beams.
         length_penalty: f32,
-        /// When a beam search ends: true, false or `"never"`.
+        /// The end of a beam search: true, false or `"never"`.
         early_stopping: EarlyStopping,
-        /// Words that every beam must hold, in any order: lists of tokens, or lists of such lists, of which one must occur.
+        /// Words that every beam must contain, in any order: lists of tokens, or lists of such lists, one of
+        /// which must occur.
         force_words_ids: Vec<ForceWord>,
-        /// Chooses tokens that are likelier after the prompt than after a negative prompt: log-probabilities are moved away from those
-        /// behind it by this factor. 1 is off, 0 continues the negative prompt.
+        /// Classifier-free guidance, which favors tokens that are likelier after the prompt than after a
+        /// negative prompt: log-probabilities are moved away from those after the negative prompt by this
+        /// factor. 1 is off, 0 continues the negative prompt.
         guidance_scale: f32,
-        /// Contrastive search: of the `top_k` likeliest tokens, takes one that is unlike the text before it, which counts by this
-        /// factor. 0 is off, at 1 nothing else counts.
+        /// Contrastive search: among the `top_k` likeliest tokens, takes one that is unlike the text before
+        /// it, with this weight. 0 is off, at 1 nothing else counts.
         penalty_alpha: f32,
         /// Contrasts the last layer with an earlier one (DoLa): `"low"`, `"high"` or a list of layers.
         dola_layers: DolaLayers,
-        /// Proposes up to this many tokens at once that followed the same tokens before (prompt lookup).
+        /// Prompt lookup: drafts up to this many tokens that followed the same tokens earlier.
         prompt_lookup_num_tokens: usize,
-        /// Prompt lookup: tokens at the end of a row that are searched for, at most. Default: 2.
+        /// Prompt lookup: maximum number of tokens at the end of a row that are searched for. Default: 2.
         max_matching_ngram_size: usize,
-        /// Tokens that a draft model proposes at once, at most. Default: 20.
+        /// Maximum number of tokens that a draft model drafts at once. Default: 20.
         num_assistant_tokens: usize,
-        /// How that number changes: `"constant"`, `"heuristic"` or `"heuristic_transient"`.
+        /// Schedule of that number: `"constant"`, `"heuristic"` or `"heuristic_transient"`.
         num_assistant_tokens_schedule: Schedule,
-        /// A draft model proposes nothing behind a token that it finds less likely than this. Default: 0.4.
+        /// Minimum probability of a drafted token for the draft model to continue after it. Default: 0.4.
         assistant_confidence_threshold: f32,
-        /// Of a draft model with another tokenizer: its tokens before a proposal that are turned into text together with it. Default: 10.
+        /// For a draft model with another tokenizer: number of its tokens before a draft that are decoded
+        /// together with it. Default: 10.
         assistant_lookbehind: usize,
-        /// Of a draft model with another tokenizer: tokens of the row that are turned into text together with new ones. Default: 10.
+        /// For a draft model with another tokenizer: number of tokens in the row that are decoded together
+        /// with new ones. Default: 10.
         target_lookbehind: usize,
-        /// Sequences that are returned for each prompt.
+        /// Number of sequences that are returned for each prompt.
         num_return_sequences: usize,
-        /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
+        /// Tokens that end a row. An empty list stands for none, and overrides the folder's.
         #[serde(deserialize_with = "tokens")]
         eos_token_id: Vec<TokenId>,
         #[serde(deserialize_with = "token")]
@@ -168,10 +177,10 @@ generation_config! {
         bos_token_id: TokenId,
         #[serde(deserialize_with = "strings")]
         stop_strings: Vec<String>,
-        /// Of the sampler. Ours: transformers takes torch's global one.
+        /// Seed of the sampler. Kiln's own: transformers uses torch's global one.
         seed: u64,
         use_cache: bool,
-        /// Kept for whoever chooses the cache; nothing in this crate acts on it.
+        /// Kept for the caller, who chooses the cache; this crate ignores it.
         cache_implementation: String,
         /// See `cache_implementation`.
         cache_config: Value,
@@ -179,7 +188,7 @@ generation_config! {
 }
 
 impl GenerationConfig {
-    /// Asks for nothing: all is as the model's folder has it.
+    /// Creates a config without settings: everything is as in the model's folder.
     pub fn new() -> Self {
         Self::default()
     }
@@ -187,27 +196,29 @@ impl GenerationConfig {
     /// Reads `generation_config.json`; `None` if there is no such file.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be read, is no JSON object, or has a value of the wrong type.
+    /// [`Error::File`] if it cannot be read, is not a JSON object, or has a value of the wrong type.
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         files::try_read_text(path)?.map(|text| Self::from_text(path, &text)).transpose()
     }
 
-    /// Reads the text of a `generation_config.json`, which came from `path`.
+    /// Parses the text of a `generation_config.json`, which came from `path`.
     ///
     /// # Errors
-    /// [`Error::File`] if it is no JSON object, or has a value of the wrong type.
+    /// [`Error::File`] if it is not a JSON object, or has a value of the wrong type.
     pub fn from_text(path: &Path, text: &str) -> Result<Self> {
         let error = |why: String| Error::File { path: path.to_owned(), why };
         let map = serde_json::from_str(text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
         Self::read(&map).map_err(error)
     }
 
-    /// Reads what a model's `config.json`, which came from `path`, says of generation: settings were there before they had a file of their own.
+    /// Reads the generation settings in a model's `config.json`, which came from `path`: they were there
+    /// before they had their own file.
     ///
     /// # Errors
     /// [`Error::File`] for a value of the wrong type.
     pub fn from_model_config(path: &Path, config: &Value) -> Result<Self> {
-        // The first is not taken from there by transformers, either, and the second is of training. So is the last: it changes no text.
+        // transformers does not take the first from there, either, and the second is for training. The last
+        // one does not change the text.
         const PASSED_OVER: [&str; 3] = ["forced_decoder_ids", "seed", "use_cache"];
         let mut settings = config.as_object().cloned().unwrap_or_default();
         settings.retain(|name, _| !PASSED_OVER.contains(&&**name));
@@ -217,7 +228,8 @@ impl GenerationConfig {
     /// Reads keyword arguments of `generate()`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a value of the wrong type, and for a setting that would be [`not_applied`](Self::not_applied).
+    /// [`Error::Setting`] for a value of the wrong type, and for a setting that would be
+    /// [`not_applied`](Self::not_applied).
     pub fn from_arguments(arguments: &Map<String, Value>) -> Result<Self> {
         let config =
             Self::read(arguments).map_err(|why| Error::Setting { name: "generation_config", why })?;
@@ -230,24 +242,24 @@ impl GenerationConfig {
         }
     }
 
-    /// Says which key has a wrong value, which serde alone does not.
+    /// Reads a map. Errors name the key with the wrong value, which those of serde do not.
     fn read(map: &Map<String, Value>) -> Result<Self, String> {
         serde_path_to_error::deserialize(map).map_err(|e| format!("`{}`: {}", e.path(), e.inner()))
     }
 
-    /// Whether a setting is given that counts only where tokens are drawn.
+    /// Whether a setting is given that only affects sampling.
     pub fn shapes_sampling(&self) -> bool {
         let given = [self.temperature, self.top_h, self.top_p, self.min_p, self.typical_p];
         let cutoffs = [self.epsilon_cutoff, self.eta_cutoff];
-        // Without sampling, this and `top_k` ask for contrastive search.
+        // Without sampling, this and `top_k` select contrastive search.
         let contrasts = self.penalty_alpha.is_some_and(|alpha| alpha > 0.0);
         self.top_k.is_some() && !contrasts || given.iter().chain(&cutoffs).any(Option::is_some)
     }
 
-    /// These wishes, completed by `defaults` where they are silent.
+    /// Fills in missing settings from `defaults`.
     ///
-    /// The length is one wish with two spellings: who gives either overrides both. (transformers lets a folder's
-    /// `max_new_tokens` win over the caller's `max_length`.)
+    /// The length is one setting with two names: giving either one overrides both. (In transformers, a
+    /// folder's `max_new_tokens` overrides the caller's `max_length`.)
     pub fn merged_over(self, defaults: &Self) -> Self {
         let mut defaults = defaults.clone();
         if self.max_new_tokens.is_some() || self.max_length.is_some() {
@@ -256,7 +268,7 @@ impl GenerationConfig {
         self.or(defaults)
     }
 
-    /// These wishes, with those of `overrides` instead where it has any.
+    /// Replaces settings by those of `overrides` that are given.
     pub fn merged_with(&self, overrides: Self) -> Self {
         overrides.merged_over(self)
     }
@@ -275,7 +287,7 @@ fn strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Stri
     Ok(Option::deserialize(deserializer)?.map(OneOrMany::into_vec))
 }
 
-/// Negative ids are how old checkpoints write "none".
+/// Reads a token. Negative ids are how old checkpoints write "none".
 fn token_id<E: serde::de::Error>(id: i64) -> Result<Option<TokenId>, E> {
     match id {
         ..0 => Ok(None),

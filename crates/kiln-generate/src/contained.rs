@@ -1,4 +1,4 @@
-//! Work of other crates that may panic.
+//! Calls of other crates that may panic.
 
 use std::{
     cell::Cell,
@@ -6,7 +6,7 @@ use std::{
     sync::Once,
 };
 
-/// Does `work`. A panic of this thread becomes an error with the text of the panic, and is not printed.
+/// Runs `work`. A panic of this thread becomes an error with the text of the panic, and is not printed.
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
     static HOOK: Once = Once::new();

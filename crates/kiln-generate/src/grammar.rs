@@ -1,27 +1,29 @@
 //! Structured output: text that matches a JSON schema, a regular expression or a grammar.
 //!
-//! Before each token, a grammar says which tokens may follow (a [`Mask`]), and the others are removed from the scores. So
-//! whatever the model chooses, a text that ends matches. A text that is cut off, by `max_new_tokens` for example, is the
-//! beginning of one that matches. Masks come from the crate llguidance: a lexer of derivatives below an Earley parser,
-//! run over a trie of the vocabulary.
+//! Before each token, a grammar determines which tokens may follow (a [`Mask`]), and the others are removed
+//! from the scores. So whatever the model chooses, a text that ends matches. A text that is cut off, by
+//! `max_new_tokens` for example, is the beginning of one that matches. Masks come from the crate llguidance:
+//! a lexer of derivatives below an Earley parser, run over a trie of the vocabulary.
 //!
-//! # What it costs
-//! A [`TokenTable`] is built once for a model (0.2 s for 50,000 tokens), and a grammar is compiled once for a request
-//! (milliseconds). What may follow takes about 10 µs to compute, and up to 5 ms where a pattern is met for the first time;
-//! [`Masks`] computes it while the device computes. But a token has to be known on the host before the mask of the next one can
-//! be computed, so the device cannot go on by itself.
+//! # Costs
+//! A [`TokenTable`] is built once per model (0.2 s for 50,000 tokens), and a grammar is compiled once per
+//! request (milliseconds). A mask takes about 10 µs to compute, and up to 5 ms when a pattern is met for the
+//! first time; [`Masks`] computes it while the device computes. But a token has to be known on the host
+//! before the mask of the next one can be computed, so the device cannot run ahead.
 //!
-//! # What it loses
-//! - Keys of an object come in the order in which `properties` of the schema lists them, then those that it does not list.
-//!   `{"b": 1, "a": 2}` is never generated for a schema that lists `a` first. Names that are not listed may be repeated.
-//! - Any whitespace is allowed between the parts of JSON, which some small models use to go on forever. A schema with
-//!   `"x-guidance": {"whitespace_flexible": false}` allows none.
-//! - Characters are not escaped as `\uXXXX`, but for control characters.
+//! # Limitations
+//! - Keys of an object come in the order in which `properties` of the schema lists them, then those that it
+//!   does not list. `{"b": 1, "a": 2}` is never generated for a schema that lists `a` first. Names that are
+//!   not listed may be repeated.
+//! - Any whitespace is allowed between the parts of JSON, which some small models use to continue forever. A
+//!   schema with `"x-guidance": {"whitespace_flexible": false}` allows none.
+//! - Characters are not escaped as `\uXXXX`, except control characters.
 //! - A date may be the 29th of any February, and any minute may have a leap second.
-//! - A tokenizer may split the same text in many ways. Text that must follow is split as the tokenizer splits it.
+//! - A tokenizer may split the same text in many ways. Text that must follow is split as the tokenizer splits
+//!   it.
 //!
-//! Schemas and grammars may come from strangers: their size, the time to compile them and the work of each mask are
-//! bounded. What exceeds a bound is an error.
+//! Schemas and grammars may come from strangers: their size, the time to compile them and the work of each
+//! mask are bounded. Exceeding a bound is an error.
 
 mod dead_ends;
 mod limits;
@@ -44,7 +46,7 @@ pub use masks::{Advance, Masks, Nexts};
 pub use matcher::{Matcher, Next};
 pub use token_table::TokenTable;
 
-/// What the text of a row must match.
+/// The grammar that the text of a row must match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grammar(Arc<Source>);
 
@@ -56,13 +58,15 @@ enum Source {
 }
 
 impl Grammar {
-    /// JSON that a JSON schema accepts. Drafts 4 to 2020-12 are read.
+    /// A grammar for JSON that a JSON schema accepts. Drafts 4 to 2020-12 are supported.
     ///
-    /// These keywords are not supported, and an error: `contains`, `dependentRequired`, `dependentSchemas`, `if` (with `then` and
-    /// `else`), `minContains`, `maxContains`, `not`, `propertyNames`, `unevaluatedItems`, `unevaluatedProperties`, `uniqueItems`,
-    /// `$dynamicRef`. So are an `oneOf` whose alternatives may match the same text, a `$ref` to another file, a `format` other than
-    /// `date`, `date-time`, `time`, `duration`, `email`, `hostname`, `ipv4`, `ipv6`, `uri` and `uuid`, and `minProperties` or
-    /// `maxProperties` beside properties that are not required. A schema that leads to a place where nothing can follow is an error, too.
+    /// These keywords are not supported, and an error: `contains`, `dependentRequired`, `dependentSchemas`,
+    /// `if` (with `then` and `else`), `minContains`, `maxContains`, `not`, `propertyNames`,
+    /// `unevaluatedItems`, `unevaluatedProperties`, `uniqueItems`, `$dynamicRef`. So are an `oneOf` whose
+    /// alternatives may match the same text, a `$ref` to another file, a `format` other than `date`,
+    /// `date-time`, `time`, `duration`, `email`, `hostname`, `ipv4`, `ipv6`, `uri` and `uuid`, and
+    /// `minProperties` or `maxProperties` together with properties that are not required. A schema that leads
+    /// to a place where nothing can follow is an error, too.
     ///
     /// # Errors
     /// [`Error::Setting`] for text that is not JSON, is too long or is nested too deeply.
@@ -86,12 +90,12 @@ impl Grammar {
         Ok(Self(Arc::new(Source::JsonSchema(schema))))
     }
 
-    /// Any JSON object.
+    /// A grammar for any JSON object.
     pub fn json_object() -> Self {
         Self(Arc::new(Source::JsonSchema(json!({"type": "object"}))))
     }
 
-    /// Text that a regular expression matches from its first to its last character.
+    /// A grammar for text that a regular expression matches from its first to its last character.
     ///
     /// The syntax is that of the Rust crate regex, without look-arounds, word boundaries and lazy repetition.
     ///
@@ -102,7 +106,7 @@ impl Grammar {
         Ok(Self(Arc::new(Source::Regex(text.to_owned()))))
     }
 
-    /// Text that a grammar in llguidance's variant of the Lark syntax accepts; its first rule is `start`.
+    /// A grammar in llguidance's variant of the Lark syntax; its first rule is `start`.
     ///
     /// # Errors
     /// [`Error::Setting`] for a grammar that is too long.
@@ -111,7 +115,7 @@ impl Grammar {
         Ok(Self(Arc::new(Source::Lark(text.to_owned()))))
     }
 
-    /// The setting that it comes from: `json_schema`, `regex` or `grammar`.
+    /// The name of its setting: `json_schema`, `regex` or `grammar`.
     pub fn name(&self) -> &'static str {
         match *self.0 {
             Source::JsonSchema(_) => "json_schema",
@@ -120,10 +124,12 @@ impl Grammar {
         }
     }
 
-    /// Compiles it for a vocabulary. The result is at the beginning of a text; clone it for each row.
+    /// Compiles the grammar for a vocabulary. The result is at the beginning of a text; clone it for each
+    /// row.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a schema, an expression or a grammar that is invalid, is not supported, or is too complex.
+    /// [`Error::Setting`] for a schema, an expression or a grammar that is invalid, is not supported, or is
+    /// too complex.
     pub fn compile(&self, table: &Arc<TokenTable>) -> Result<Matcher> {
         let (source, shared) = (self.0.clone(), table.clone());
         let compiled = limits::within_time(move || {
@@ -138,7 +144,7 @@ impl Grammar {
             };
             let parser =
                 shared.factory().create_parser(grammar).map_err(|e| sentence::of(&format!("{e:#}")))?;
-            // Those who write a grammar of their own may share the beginnings of its rules.
+            // Authors of custom grammars may share the beginnings of rules.
             dead_ends::check(parser.parser.grammar(), matches!(*source, Source::JsonSchema(_)))?;
             Ok(parser)
         });

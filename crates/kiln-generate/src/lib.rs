@@ -1,9 +1,9 @@
-//! From a prompt to tokens to text.
+//! Generation: from a prompt to tokens to text.
 //!
-//! **Invariant:** this crate names no model and no cache strategy; it knows [`CausalModel`] and [`ModelCache`].
+//! **Invariant:** this crate names no model and no cache strategy; it only knows [`CausalModel`] and
+//! [`ModelCache`].
 //!
-//! [`CausalModel`]: kiln_core::model::CausalModel
-//! [`ModelCache`]: kiln_core::model_cache::ModelCache
+//! [`CausalModel`]: kiln_core::model::CausalModel [`ModelCache`]: kiln_core::model_cache::ModelCache
 #![forbid(unsafe_code)]
 
 pub mod chat_template;

@@ -1,6 +1,7 @@
-//! Logits processors: what is done to the scores of the next token before it is chosen.
+//! Logits processors, which change the scores of the next token before it is chosen.
 //!
-//! Formulas, order and conditions are those of transformers' `logits_process.py`. Removed tokens have the score -inf.
+//! Formulas, order and conditions are those of transformers' `logits_process.py`. Removed tokens have the
+//! score -inf.
 
 mod allowed;
 mod lengths;
@@ -23,26 +24,28 @@ use crate::config::GenerationConfig;
 
 pub use allowed::AllowedTokens;
 
-/// Changes the scores of one row's next token.
+/// A change to the scores of one row's next token.
 pub trait Processor: fmt::Debug + Send + Sync {
-    /// `scores`: one for each token of the vocabulary.
+    /// Changes `scores`, one for each token of the vocabulary.
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]);
 
-    /// Changes the scores like [`apply`](Self::apply), for a processor that can fail. An error ends the generation.
+    /// Changes the scores like [`apply`](Self::apply), for a processor that can fail. An error ends the
+    /// generation.
     ///
     /// # Errors
-    /// Those of the processor. By default there are none.
+    /// The errors of the processor. By default there are none.
     fn try_apply(&self, row: &RowState<'_>, scores: &mut [f32]) -> Result<()> {
         self.apply(row, scores);
         Ok(())
     }
 
-    /// Has the kernel `sample` do this, by setting its part of `sampling`; `false` where the kernel cannot.
+    /// Delegates the change to the kernel `sample`, by setting its part of `sampling`; `false` if the kernel
+    /// does not support it.
     fn on_device(&self, _sampling: &mut Sampling) -> bool {
         false
     }
 
-    /// Whether it can act on a vocabulary of this many tokens.
+    /// Checks that the processor can act on a vocabulary of this many tokens.
     ///
     /// # Errors
     /// [`Error::Setting`] for tokens that are not in the vocabulary.
@@ -51,21 +54,21 @@ pub trait Processor: fmt::Debug + Send + Sync {
     }
 }
 
-/// A row whose next token is chosen.
+/// A row whose next token is being chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct RowState<'a> {
-    /// Which row of the batch it is, from 0 on.
+    /// Index of the row in the batch.
     pub index: usize,
-    /// The prompt and the tokens so far, without padding. Where a `ModelCache` is continued, the tokens that it held before are
-    /// not among them; a `Sequence` knows them.
+    /// The prompt and the tokens so far, without padding. If a `ModelCache` is continued, its earlier tokens
+    /// are not included; a `Sequence` knows them.
     pub ids: &'a [TokenId],
-    /// How many of them were generated.
+    /// Number of generated tokens among them.
     pub generated: usize,
-    /// Tokens of padding in front of them.
+    /// Number of padding tokens before them.
     pub padding: usize,
-    /// Tokens of the row, padding included, as `max_length` and `min_length` count them.
+    /// Length of the row in tokens, including padding, as `max_length` and `min_length` count it.
     pub len: usize,
-    /// Tokens that may still be generated, the next one included; `None`: as many as it takes.
+    /// Maximum number of tokens that may still be generated, including the next one; `None`: no limit.
     pub remaining: Option<usize>,
 }
 
@@ -88,21 +91,22 @@ impl<'a> RowState<'a> {
     }
 }
 
-/// Makes the processor that settings ask for; `None` where its setting is absent or neutral.
+/// Creates the processor for a setting; `None` if the setting is absent or neutral.
 type Make = fn(&GenerationConfig) -> Result<Option<Arc<dyn Processor>>>;
 
 /// A setting that has a processor.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    /// Whether it acts only where tokens are drawn.
+    /// Whether it acts only on sampling.
     sampling: bool,
     make: Make,
 }
 
 macro_rules! kinds {
     ($($name:ident: $when:ident $make:path,)*) => {
-        /// In the order in which they act. A user's own come before those that act only where tokens are drawn.
+        /// All kinds in the order in which they act. Custom processors come before those that act only on
+        /// sampling.
         const KINDS: &[Kind] = &[$(Kind {
             name: stringify!($name),
             sampling: kinds!($when),
@@ -113,7 +117,7 @@ macro_rules! kinds {
     (sampling) => { true };
 }
 
-/// The name of a user's own processors.
+/// The name of custom processors.
 const OWN: &str = "processors";
 
 kinds! {
@@ -155,32 +159,32 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Those that `config` asks for. Settings at their neutral value have none.
+    /// Creates the processors for `config`. Settings at their neutral value have none.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first value that is impossible.
+    /// [`Error::Setting`] for the first invalid value.
     pub fn of(config: &GenerationConfig, do_sample: bool) -> Result<Self> {
         let mut list = Vec::new();
         for kind in KINDS {
-            // What will not act is checked, too.
+            // A setting without effect is checked, too.
             let made = (kind.make)(config)?;
             list.extend(made.filter(|_| do_sample || !kind.sampling).map(|processor| (kind.name, processor)));
         }
         Ok(Self { list })
     }
 
-    /// Adds one of a user's own behind those that do not depend on drawing, as transformers does.
+    /// Adds a custom processor after those that do not depend on sampling, as transformers does.
     pub(crate) fn add(&mut self, processor: Arc<dyn Processor>) {
         self.insert(OWN, processor, KINDS.iter().position(|kind| kind.sampling));
     }
 
-    /// Adds the tokens that a user allows, in front of those that are forced, as transformers does.
+    /// Adds the tokens that a program allows, before those that are forced, as transformers does.
     pub(crate) fn add_allowed_tokens(&mut self, allowed: AllowedTokens) {
         let forced = KINDS.iter().position(|kind| kind.name == "forced_bos_token_id");
         self.insert(AllowedTokens::NAME, Arc::new(allowed), forced);
     }
 
-    /// Inserts a processor in front of those of `KINDS[first..]`, and of a user's own unless it is one.
+    /// Inserts a processor before those of `KINDS[first..]`, and before custom ones unless it is one.
     fn insert(&mut self, name: &'static str, processor: Arc<dyn Processor>, first: Option<usize>) {
         let kinds = &KINDS[first.unwrap_or(KINDS.len())..];
         let behind = |(other, _): &(&str, _)| {
@@ -190,7 +194,7 @@ impl Processors {
         self.list.insert(at, (name, processor));
     }
 
-    /// The settings that they act on.
+    /// The names of their settings.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.list.iter().map(|(name, _)| *name)
     }
@@ -202,18 +206,18 @@ impl Processors {
     /// Changes the scores of the next token of `row`.
     ///
     /// # Errors
-    /// Those of a processor of one's own, and [`Error::Setting`] where a user allows no token.
+    /// The errors of a custom processor, and [`Error::Setting`] if a program allows no token.
     pub fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) -> Result<()> {
         self.list.iter().try_for_each(|(_, processor)| processor.try_apply(row, scores))
     }
 
-    /// Those that do not only shape what is drawn from.
+    /// The processors that do not only shape the distribution for sampling.
     fn lasting(&self) -> impl Iterator<Item = &Arc<dyn Processor>> {
         let shapes = |name: &str| KINDS.iter().any(|kind| kind.sampling && kind.name == name);
         self.list.iter().filter(move |(name, _)| !shapes(name)).map(|(_, processor)| processor)
     }
 
-    /// Whether [`forbids`](Self::forbids) may ever say so.
+    /// Whether [`forbids`](Self::forbids) may ever return true.
     pub(crate) fn may_forbid(&self) -> bool {
         self.lasting().next().is_some()
     }
@@ -225,7 +229,7 @@ impl Processors {
         applied.is_err() || scores.get(token as usize).is_none_or(|score| *score == f32::NEG_INFINITY)
     }
 
-    /// The error for the processor that leaves no token of these logits; `None` where it is not one of them.
+    /// The error for the processor that leaves no token of these logits; `None` if it is not one of them.
     pub(crate) fn emptied(&self, row: &RowState<'_>, logits: &[f32]) -> Option<Error> {
         let possible = |scores: &[f32]| scores.iter().any(|score| *score > f32::NEG_INFINITY);
         let mut scores = logits.to_vec();
@@ -239,10 +243,11 @@ impl Processors {
         Some(Error::Setting { name, why })
     }
 
-    /// What the kernel `sample` does for them; `draws`: whether it then draws the token.
+    /// The parameters with which the kernel `sample` does their work; `draws`: whether it then samples the
+    /// token.
     ///
     /// # Errors
-    /// The settings that the kernel knows nothing of. The scores are read back for them.
+    /// The settings that the kernel does not support. The scores are read back for them.
     pub fn on_device(&self, draws: bool) -> Result<Sampling, Vec<&'static str>> {
         let mut sampling = Sampling { draws, ..Sampling::NEUTRAL };
         let others = self.list.iter().filter(|(_, processor)| !processor.on_device(&mut sampling));
@@ -250,7 +255,7 @@ impl Processors {
         if others.is_empty() { Ok(sampling) } else { Err(others) }
     }
 
-    /// Whether all can act on a vocabulary of this many tokens.
+    /// Checks that all can act on a vocabulary of this many tokens.
     ///
     /// # Errors
     /// [`Error::Setting`] for tokens that are not in the vocabulary.
@@ -267,7 +272,7 @@ fn remove(scores: &mut [f32], condition: impl Fn(f32) -> bool) {
     }
 }
 
-/// Removes these tokens. Ids outside of the vocabulary are ignored.
+/// Removes these tokens. Ids outside the vocabulary are ignored.
 fn remove_tokens(scores: &mut [f32], tokens: &[TokenId]) {
     for &id in tokens {
         if let Some(score) = scores.get_mut(id as usize) {

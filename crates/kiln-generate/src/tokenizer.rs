@@ -1,7 +1,7 @@
 //! A stranger's `tokenizer.json`, checked before the tokenizers crate reads it.
 //!
-//! The crate trusts its file: some files make it panic, grow a text without bound, or overflow the stack. What can be seen
-//! in the file is refused here. A panic that only some text brings about becomes an error.
+//! The crate trusts its file: some files make it panic, produce unbounded text, or overflow the stack. Faults
+//! that are visible in the file are rejected here. A panic that only some text triggers becomes an error.
 
 use std::{collections::VecDeque, fmt, path::Path};
 
@@ -20,48 +20,51 @@ pub(crate) use pieces::Piece;
 type Fields = Map<String, Value>;
 type Checked<T> = Result<T, String>;
 
-/// Parts of a file that may be lists of parts of their kind, and what such a list is called.
+/// Parts of a file that may be lists of parts of the same kind, and the name of such a list.
 const ROLES: [(&str, &str); 4] = [
     ("normalizer", "normalizers"),
     ("pre_tokenizer", "pretokenizers"),
     ("post_processor", "processors"),
     ("decoder", "decoders"),
 ];
-/// Lists within lists, and parts of a role in all of them.
+/// Maximum nesting of lists, and maximum number of parts of a role in all of them.
 const MOST_DEPTH: usize = 8;
 const MOST_PARTS: usize = 64;
-/// Bytes of all patterns: they compile to far more, 1800 bytes of look-arounds to 0.6 GB. Llama 3's takes about 120.
+/// Maximum size in bytes of all patterns, which compile to far more: 1800 bytes of look-arounds to 0.6 GB.
+/// Llama 3's takes about 120.
 const MOST_PATTERN: usize = 2048;
-/// Bytes that a byte of text, or of tokens, may become. ALBERT's normalizer, with SentencePiece's character map, is counted as 242.
+/// Maximum number of bytes that one byte of text, or of tokens, may become. ALBERT's normalizer, with
+/// SentencePiece's character map, counts as 242.
 const MOST_GROWTH: f64 = 1024.0;
-/// Bytes that a text may become in the worst case. The crate takes about twenty times as much memory for them.
+/// Maximum number of bytes that a text may become in the worst case. The crate takes about twenty times as
+/// much memory for them.
 const MOST_BYTES: f64 = (64 << 20) as f64;
-/// Bytes of a token, and of all that the crate builds a trie of.
+/// Maximum size in bytes of a token, and of everything from which the crate builds a trie.
 const MOST_TOKEN: usize = 16 << 10;
 const MOST_ADDED: usize = 16 << 20;
-/// Of Unigram, which visits every token that a place in a text may begin with and builds a node of a trie per byte, and
-/// which frees these by recursion.
+/// Maximum size in bytes of a Unigram token. Unigram visits every token that may begin at a place in a text;
+/// it builds a node of a trie per byte, and frees these by recursion.
 const MOST_PIECE: usize = 256;
 const MOST_PIECES: usize = 8 << 20;
-/// Characters of a word that WordPiece looks at, with cubic cost.
+/// Maximum length in characters of a word that WordPiece looks at, with cubic cost.
 const MOST_WORD: u64 = 512;
-/// Tokens that a template may add.
+/// Maximum number of tokens that a template may add.
 const MOST_TEMPLATE: usize = 1024;
-/// Bytes of a character map: SentencePiece's own take a quarter of a mebibyte.
+/// Maximum size in bytes of a character map: SentencePiece's own take a quarter of a mebibyte.
 const MOST_CHARSMAP: usize = 4 << 20;
 
-/// Turns text into tokens and back, with what a `tokenizer.json` says.
+/// Converts text to tokens and back, as a `tokenizer.json` describes.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Bytes that a byte of text becomes before the model sees it, and a byte of tokens when it is decoded, at most.
+    /// Maximum growth of a byte of text before the model sees it, and of a byte of tokens when decoded.
     encoded: f64,
     decoded: f64,
-    /// Bytes of text that a token stands for at most; `None` where parts of a text may be left out.
+    /// Maximum number of bytes of text per token; `None` if parts of a text may be left out.
     longest: Option<usize>,
 }
 
 impl fmt::Debug for Tokenizer {
-    // It has a vocabulary, too long to print.
+    // The vocabulary is too long to print.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer").finish_non_exhaustive()
     }
@@ -71,47 +74,49 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`; `None` if there is no such file.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be read, or [`load`](Self::load) refuses it.
+    /// [`Error::File`] if it cannot be read, or [`load`](Self::load) rejects it.
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         let Some(file) = files::try_read(path, files::LONGEST_TEXT)? else { return Ok(None) };
         Self::load(&file).map(Some).map_err(|why| Error::File { path: path.to_owned(), why })
     }
 
-    /// The tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are for training.
+    /// Creates the tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are
+    /// for training.
     ///
     /// # Errors
-    /// One sentence that says which part of the file is wrong and why.
+    /// One sentence that names the faulty part of the file and the reason.
     pub fn load(file: &[u8]) -> Result<Self, String> {
         Self::from_json(serde_json::from_slice(file).map_err(|e| format!("it is not JSON: {e}"))?)
     }
 
-    /// The tokenizer of the JSON of a `tokenizer.json`, as [`load`](Self::load) reads it.
+    /// Creates the tokenizer from the JSON of a `tokenizer.json`, as [`load`](Self::load) does.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub fn from_json(mut file: Value) -> Result<Self, String> {
         let root = file.as_object_mut().ok_or("it is not a JSON object")?;
         let [normalized, split, _, decoded] = check(root)?;
         root.insert("padding".into(), Value::Null);
         root.insert("truncation".into(), Value::Null);
-        // The value that was checked, since the file may say things twice.
+        // Reads the value that was checked, since the file may contain a key twice.
         let longest = longest_token(root);
         let inner = contained(|| serde_json::from_value(file))?.map_err(|e| e.to_string())?;
         Ok(Self { inner, encoded: normalized * split, decoded, longest })
     }
 
-    /// The tokenizer for which special tokens in a text are text as any other, if `splits`. (`split_special_tokens`)
+    /// Treats special tokens in a text as ordinary text, if `splits`. (`split_special_tokens`)
     pub fn split_special_tokens(mut self, splits: bool) -> Self {
         self.inner.set_encode_special_tokens(splits);
         self
     }
 
-    /// Tokens that a text of `bytes` bytes has at least: far fewer than it will have, but known without looking at it.
+    /// Lower bound of the number of tokens in a text of `bytes` bytes: far fewer than it will have, but known
+    /// without looking at it.
     pub fn fewest_tokens(&self, bytes: usize) -> usize {
         self.longest.map_or(0, |longest| bytes.div_ceil(longest.max(1)))
     }
 
-    /// The tokens of `text`.
+    /// Tokenizes `text`.
     ///
     /// # Errors
     /// A text that is too long, or that the tokenizer has no tokens for.
@@ -121,15 +126,15 @@ impl Tokenizer {
 
     fn encoded(&self, text: &str, add_special_tokens: bool) -> Checked<Vec<TokenId>> {
         bounded(text.len(), self.encoded, "the text")?;
-        // Without the place of each token in the text, which nobody asks for and which takes time.
+        // Without the position of each token in the text, which is not needed and takes time.
         let encoding = contained(|| self.inner.encode_fast(text, add_special_tokens))?;
         Ok(encoding.map_err(|e| e.to_string())?.get_ids().to_vec())
     }
 
-    /// The text of `ids`.
+    /// Decodes `ids`.
     ///
     /// # Errors
-    /// Tokens whose text is too long, or that the tokenizer cannot turn into text.
+    /// Tokens whose text is too long, or that the tokenizer cannot decode.
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String> {
         let decoded = || {
             self.decodes(ids)?;
@@ -138,10 +143,11 @@ impl Tokenizer {
         decoded().map_err(undecodable)
     }
 
-    /// The text that `id` completes after `ids`, by the crate's incremental decoding, whose state the rest is.
+    /// The text that `id` completes after `ids`, by the crate's incremental decoding; the other arguments are
+    /// its state.
     ///
     /// # Errors
-    /// Those of [`decode`](Self::decode), and a decoder that takes back what it gave out.
+    /// The errors of [`decode`](Self::decode), and a decoder that retracts text that it returned.
     pub(crate) fn step(
         &self,
         id: TokenId,
@@ -157,7 +163,7 @@ impl Tokenizer {
         step().map_err(undecodable)
     }
 
-    /// The text of `ids` with that of special tokens, which [`decode`](Self::decode) leaves out.
+    /// The text of `ids` with the text of special tokens, which [`decode`](Self::decode) leaves out.
     pub(crate) fn searched_text(&self, ids: &[TokenId]) -> Result<String> {
         let (mut text, mut given) = (String::new(), 0);
         let mut go_on = |plain: &str| {
@@ -175,7 +181,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// Whether both have the same tokens, as far as a thousand of them show.
+    /// Whether both have the same tokens, as far as a sample of a thousand shows.
     pub fn has_vocabulary_of(&self, other: &Self) -> bool {
         let (own, other) = (&self.inner, &other.inner);
         let size = own.get_vocab_size(true);
@@ -183,7 +189,7 @@ impl Tokenizer {
         size == other.get_vocab_size(true) && ids.all(|id| own.id_to_token(id) == other.id_to_token(id))
     }
 
-    /// Whether both have a token in common that is text.
+    /// Whether both have a text token in common.
     pub fn shares_tokens_with(&self, other: &Self) -> bool {
         let ids = 0..self.inner.get_vocab_size(true) as TokenId;
         ids.filter(|id| !self.is_special(*id))
@@ -191,12 +197,12 @@ impl Tokenizer {
             .any(|token| other.inner.token_to_id(&token).is_some_and(|id| !other.is_special(id)))
     }
 
-    /// The token with this text; for special ones, their name.
+    /// The token with this text; for special tokens, with this name.
     pub fn id_of(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)
     }
 
-    /// Whether a token is no text, such as one that ends a text.
+    /// Whether a token is not text, such as one that ends a text.
     pub(crate) fn is_special(&self, id: TokenId) -> bool {
         let added = self.inner.get_added_vocabulary();
         self.inner.id_to_token(id).is_none_or(|token| added.is_special_token(&token))
@@ -227,12 +233,12 @@ fn bounded(bytes: usize, growth: f64, what: &str) -> Checked<()> {
     }
 }
 
-/// Does `work`, with a panic of the tokenizers crate as an error that is not printed.
+/// Runs `work`. A panic of the tokenizers crate becomes an error that is not printed.
 fn contained<T>(work: impl FnOnce() -> T) -> Checked<T> {
     crate::contained::contained(work).map_err(|text| format!("the tokenizers crate panicked: {text}"))
 }
 
-/// Checks a file, and gives the growth of each of its [`ROLES`].
+/// Checks a file. Returns the growth of each of its [`ROLES`].
 fn check(root: &mut Fields) -> Checked<[f64; 4]> {
     let (mut growth, mut pattern) = ([1.0; 4], 0);
     for ((role, list), growth) in ROLES.into_iter().zip(&mut growth) {
@@ -284,7 +290,7 @@ fn flatten<'a>(part: &'a mut Value, list: &str, depth: usize, parts: &mut Vec<&'
     if parts.len() == MOST_PARTS {
         return Err(format!("has more than {MOST_PARTS} parts"));
     }
-    // The crate guesses what this one is by its fields, unless it has the name that the crate looks for.
+    // The crate guesses the type of this one by its fields, unless it has the name that the crate looks for.
     if text(part, "type") == "BertNormalizer" {
         part.insert("type".into(), "Bert".into());
     }
@@ -292,18 +298,18 @@ fn flatten<'a>(part: &'a mut Value, list: &str, depth: usize, parts: &mut Vec<&'
     Ok(())
 }
 
-/// How many bytes the part makes of one, at most, for a part that cannot make the crate panic.
+/// Maximum growth of a byte by the part, after checking that the part cannot make the crate panic.
 fn growth_of(role: &str, kind: &str, part: &Fields) -> Checked<f64> {
     let bytes = |field| text(part, field).len() as f64;
     if part.contains_key("single") {
-        // The crate takes everything for a template that has the fields of one.
+        // The crate takes everything with the fields of a template for one.
         return template(part).map(|()| 1.0);
     }
     Ok(match (role, kind) {
         ("normalizer" | "decoder", "Replace") => replaced(part.get("pattern"), bytes("content"))?,
         ("normalizer", "Prepend") => 1.0 + bytes("prepend"),
         ("normalizer", "Precompiled") => charsmap(text(part, "precompiled_charsmap"))?,
-        // What Unicode says about its normal forms in UTF-8.
+        // The growth in UTF-8 that Unicode states for its normal forms.
         ("normalizer", "NFC" | "NFD") => 3.0,
         ("normalizer", "NFKC" | "NFKD") => 11.0,
         ("normalizer", "Lowercase" | "ByteLevel") => 2.0,
@@ -333,7 +339,7 @@ fn growth_of(role: &str, kind: &str, part: &Fields) -> Checked<f64> {
             );
         }
         ("decoder", "ByteLevel" | "WordPiece") => 2.0,
-        // Between all characters where it is empty.
+        // Between all characters if it is empty.
         ("decoder", "BPEDecoder") if text(part, "suffix").is_empty() => 3.0,
         ("decoder", "CTC") if text(part, "word_delimiter_token").is_empty() => 3.0,
         ("decoder", "BPEDecoder" | "ByteFallback" | "CTC" | "Fuse" | "Metaspace" | "Strip") => 1.0,
@@ -349,7 +355,8 @@ fn replaced(pattern: Option<&Value>, content: f64) -> Checked<f64> {
         (None, Some(pattern)) if !pattern.contains(['^', '$', '\\', '?', '*', '|', '(']) => {
             usize::from(!pattern.is_empty() && !pattern.contains("{0") && !pattern.contains("{,"))
         }
-        // An anchor or a look around may match between all characters. One that always does makes the crate panic.
+        // An anchor or a look-around may match between all characters. One that always does makes the crate
+        // panic.
         (None, Some(pattern)) if !matches_nothing(pattern)? => return Ok(1.0 + 2.0 * content),
         (None, Some(_)) => 0,
         _ => return Err("has no pattern, or two".into()),
@@ -365,7 +372,7 @@ fn matches_nothing(pattern: &str) -> Checked<bool> {
         .map_err(|e| format!("has a pattern that is no regular expression: {e}"))
 }
 
-/// A template that adds known tokens to one text, and names that text once at most.
+/// Checks a template, which may add known tokens to one text, and name that text once at most.
 fn template(part: &Fields) -> Checked<()> {
     let pieces = part.get("single").and_then(Value::as_array).ok_or("has no list of pieces")?;
     let (mut texts, mut added) = (0, 0);
@@ -388,8 +395,8 @@ fn template(part: &Fields) -> Checked<()> {
     }
 }
 
-/// The growth of SentencePiece's character map: bytes of a trie of bytes (Darts), the trie, and what its leaves point to,
-/// each up to a zero byte.
+/// The growth of SentencePiece's character map: the size of a trie of bytes (Darts), the trie, and the texts
+/// that its leaves point to, each up to a zero byte.
 fn charsmap(text: &str) -> Checked<f64> {
     let blob = STANDARD
         .decode(text)
@@ -407,7 +414,7 @@ fn charsmap(text: &str) -> Checked<f64> {
     let (mut growth, mut seen) = (1.0_f64, vec![false; units.len()]);
     let mut open = VecDeque::from([(offset(at(0)?), 1)]);
     while let Some((base, depth)) = open.pop_front() {
-        // Whatever byte comes next in a text is looked up.
+        // Any next byte in a text is looked up.
         for byte in 1..=0xFF {
             let place = base ^ byte;
             let unit = at(place)?;
@@ -427,7 +434,7 @@ fn charsmap(text: &str) -> Checked<f64> {
     Ok(growth)
 }
 
-/// Some of which the crate normalizes when it reads them.
+/// Checks the added tokens, some of which the crate normalizes when it reads them.
 fn added_tokens(tokens: Option<&Value>, growth: f64) -> Checked<()> {
     let mut bytes = 0;
     for token in tokens.and_then(Value::as_array).into_iter().flatten() {
@@ -447,7 +454,7 @@ fn added_tokens(tokens: Option<&Value>, growth: f64) -> Checked<()> {
     bounded(bytes, growth, "the list of added tokens")
 }
 
-/// The kind of a model, which old files leave to be guessed; said in the file from here on.
+/// The type of a model. Old files leave it out; then it is guessed and added to the file.
 fn named(model: &mut Fields) -> String {
     let guess = match () {
         () if model.contains_key("merges") => "BPE",
@@ -486,8 +493,8 @@ fn check_model(kind: &str, model: &mut Fields) -> Checked<()> {
     }
 }
 
-/// Each merge has to give a token: the crate looks it up in a buffer as long as the longest of them, without a look at where
-/// characters end.
+/// Checks that each merge gives a token: the crate looks it up in a buffer as long as the longest of them,
+/// without regard to character boundaries.
 fn merges(model: &Fields) -> Checked<()> {
     let vocab = model.get("vocab").and_then(Value::as_object).ok_or("has no vocabulary")?;
     let prefix = text(model, "continuing_subword_prefix").len();
@@ -510,17 +517,17 @@ fn merges(model: &Fields) -> Checked<()> {
     Ok(())
 }
 
-/// Bytes of text that a token stands for at most; `None` where parts of a text may be left out, or many characters become
-/// one token that is none of the vocabulary.
+/// Maximum number of bytes of text per token; `None` if parts of a text may be left out, or many characters
+/// become one token for unknown text.
 fn longest_token(root: &Fields) -> Option<usize> {
     let model = root.get("model")?.as_object()?;
     let keeps_all = text(model, "type") == "BPE"
         && model.get("unk_token").is_none_or(Value::is_null)
         && root.get("normalizer").is_none_or(Value::is_null)
         && is_byte_level(root.get("pre_tokenizer")?);
-    // A character stands for each byte, so tokens have as many characters as they stand for bytes.
+    // A character stands for each byte, so tokens have as many characters as bytes.
     let vocab = model.get("vocab")?.as_object()?;
-    // What has no letter is left out.
+    // Bytes without a letter are left out.
     if !byte_letters().all(|letter| vocab.contains_key(&letter.to_string())) {
         return None;
     }

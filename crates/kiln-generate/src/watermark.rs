@@ -1,11 +1,12 @@
-//! Watermarks: generated text prefers tokens that a key selects, and whoever has the key can find that in the text.
+//! Watermarks: generated text favors tokens that a key selects, and anyone with the key can detect that in
+//! the text.
 //!
-//! There are two, with the settings and results of transformers. [`GreenListConfig`] raises the scores of a part of the
-//! vocabulary, which depends on the tokens before. [`SynthIdConfig`] changes the probabilities of tokens in a tournament.
-//! [`WatermarkDetector`] and [`SynthIdDetector`] find them.
+//! There are two, with the settings and results of transformers. [`GreenListConfig`] raises the scores of a
+//! part of the vocabulary, which depends on the preceding tokens. [`SynthIdConfig`] changes the probabilities
+//! of tokens in a tournament. [`WatermarkDetector`] and [`SynthIdDetector`] detect them.
 //!
-//! Random numbers are those of torch on the CPU: what Kiln generates on any device is found by transformers on the CPU, and
-//! the other way round. On CUDA, transformers takes other numbers for both.
+//! Random numbers are those of torch on the CPU: transformers on the CPU detects the watermarks that Kiln
+//! generates on any device, and the other way round. On CUDA, transformers uses other numbers for both.
 
 mod detectors;
 mod green_list;
@@ -42,11 +43,11 @@ pub enum WatermarkingConfig {
 }
 
 impl WatermarkingConfig {
-    /// Reads the JSON object that `watermarking_config` is in `generation_config.json`. One with `ngram_len` or `keys` is of
-    /// SynthID.
+    /// Parses the JSON object of `watermarking_config` in `generation_config.json`. One with `ngram_len` or
+    /// `keys` is for SynthID.
     ///
     /// # Errors
-    /// [`Error::Setting`] for text that is no JSON object, settings that are not known, and values of the wrong type.
+    /// [`Error::Setting`] for text that is not a JSON object, unknown settings, and values of the wrong type.
     pub fn from_json(text: &str) -> Result<Self> {
         let error = |why| Error::Setting { name: NAME, why };
         let map = serde_json::from_str(text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
@@ -61,7 +62,7 @@ impl WatermarkingConfig {
     }
 }
 
-/// Says which field has a wrong value.
+/// Reads fields. Errors name the field with the wrong value.
 fn fields<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, String> {
     serde_path_to_error::deserialize(Value::Object(map)).map_err(|e| match e.path().iter().next() {
         Some(_) => format!("`{}`: {}", e.path(), e.inner()),
@@ -87,7 +88,7 @@ impl From<SynthIdConfig> for WatermarkingConfig {
     }
 }
 
-/// The error for a value that is impossible.
+/// The error for an invalid value.
 fn impossible(why: String) -> Error {
     Error::Setting { name: NAME, why }
 }

@@ -1,7 +1,7 @@
-//! Runs a template: minijinja, with Python's words, and with limits.
+//! The template engine: minijinja with Python's methods and filters, and with limits.
 //!
-//! A template is a program from a stranger. It sees plain data and no object of the host; it may take so many steps, call
-//! itself so deeply, and make so much text.
+//! A template is a program from a stranger. It sees plain data and no objects of the host. The number of its
+//! steps, the depth of its calls and the size of its output are limited.
 
 use std::time::SystemTime;
 
@@ -14,19 +14,20 @@ use super::{
     methods, operators, python, source,
 };
 
-/// Instructions of a rendering; Qwen 3 with a conversation of 2,000 messages takes under 200,000.
+/// Maximum number of instructions per rendering; Qwen 3 takes under 200,000 for a conversation of 2,000
+/// messages.
 const STEPS: u64 = 20_000_000;
-/// Calls within calls, in minijinja's units: a macro costs 4.
+/// Maximum depth of calls, in minijinja's units: a macro costs 4.
 const DEPTH: usize = 200;
-/// Bytes of the template itself; the longest known one has 17,000.
+/// Maximum size of a template in bytes; the longest known one has 17,000.
 const SOURCE: usize = 1 << 18;
-/// Characters of an error; a template may write its own.
+/// Maximum length of an error message in characters, since a template may write its own.
 const LONGEST_ERROR: usize = 1000;
 
-/// The template's text as the engine takes it.
+/// Rewrites the template's text for the engine.
 ///
 /// # Errors
-/// [`Error::ChatTemplate`] where it is too long or too intricate, or no template.
+/// [`Error::ChatTemplate`] if it is too long, too complex, or not a template.
 pub(super) fn prepared(source: &str) -> Result<String> {
     if source.len() > SOURCE {
         let why = format!("it has {} bytes, and templates of more than {SOURCE} are not run", source.len());
@@ -37,10 +38,10 @@ pub(super) fn prepared(source: &str) -> Result<String> {
     Ok(prepared)
 }
 
-/// The text that `source` makes of `variables`, a map. `source` is [`prepared`]; `now`: `None` for what the clock says.
+/// Renders `source`, which is [`prepared`], with `variables`, a map. `now`: `None` for the time of the clock.
 ///
 /// # Errors
-/// [`Error::ChatTemplate`] for what the template refuses, gets wrong, or does too much of.
+/// [`Error::ChatTemplate`] if the template rejects its input, has a fault, or exceeds a limit.
 pub(super) fn rendered(source: &str, variables: Value, now: Option<SystemTime>) -> Result<String> {
     let env = environment(now);
     let text = compiled(&env, source)?.render(variables).map_err(|e| told(&e))?;
@@ -54,7 +55,7 @@ fn compiled<'s>(env: &'s Environment<'s>, source: &'s str) -> Result<Template<'s
     env.template_from_named_str("chat template", source).map_err(|e| told(&e))
 }
 
-/// What one rendering runs in.
+/// Creates the environment of one rendering.
 fn environment(now: Option<SystemTime>) -> Environment<'static> {
     let mut env = Environment::new();
     env.set_fuel(Some(STEPS));
@@ -77,12 +78,12 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
     env
 }
 
-/// The time, where the platform has a clock: asking for it panics in a browser.
+/// The current time, if the platform has a clock: asking for it panics in a browser.
 fn clock() -> Option<SystemTime> {
     (!cfg!(target_family = "wasm")).then(SystemTime::now)
 }
 
-/// minijinja's error in a sentence.
+/// Converts minijinja's error into one sentence.
 fn told(error: &minijinja::Error) -> Error {
     let why = match (error.kind(), error.detail()) {
         (ErrorKind::OutOfFuel, _) => format!("it takes more than {STEPS} steps"),

@@ -1,4 +1,4 @@
-//! Filters and tests where minijinja's differ from Jinja's, and transformers' `tojson`.
+//! Filters and tests in which minijinja differs from Jinja, and transformers' `tojson`.
 
 use minijinja::{
     Environment, Error, Value,
@@ -15,11 +15,11 @@ use super::{
 
 type Made<T> = Result<T, Error>;
 
-/// Items of a list that a filter makes up.
+/// Maximum number of items in a list that a filter creates.
 const MOST: usize = 1 << 20;
 
 pub(super) fn add(env: &mut Environment<'_>) {
-    // Not Jinja's: a template that uses them fails in transformers.
+    // These filters are not in Jinja: a template that uses them fails in transformers.
     for name in ["lines", "split", "zip", "chain", "bool", "pprint"] {
         env.remove_filter(name);
     }
@@ -60,7 +60,7 @@ pub(super) fn add(env: &mut Environment<'_>) {
     env.add_filter("int", int);
     env.add_filter("float", float);
     env.add_filter("last", last);
-    // An attribute, and never an item.
+    // Looks up an attribute, never an item.
     env.add_filter("attr", |value: Value, name: &str| match is_namespace(&value) {
         true => value.get_attr(name),
         false => Ok(dict_method(&value, name).unwrap_or_default()),
@@ -82,7 +82,7 @@ pub(super) fn add(env: &mut Environment<'_>) {
     });
 }
 
-/// transformers' own: nothing is escaped for HTML, and it is written as Python's `json.dumps` writes.
+/// transformers' own filter: nothing is escaped for HTML, and the output is that of Python's `json.dumps`.
 fn to_json(value: Value, args: Rest<Value>, kwargs: Kwargs) -> Made<Value> {
     let mut given = args.iter().cloned();
     let mut option = |name: &str| -> Made<Option<Value>> {
@@ -175,7 +175,7 @@ fn default(value: Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kw
     Ok(if value.is_undefined() || (boolean && !value.is_true()) { other } else { value })
 }
 
-/// What cannot be read as a number is `default`.
+/// Converts to an integer; `default` if the value cannot be read as a number.
 fn int(value: Value, default: Option<Value>, base: Option<u32>) -> Made<Value> {
     let default = || default.clone().unwrap_or_else(|| Value::from(0));
     if let Some(text) = value.as_str() {
@@ -192,7 +192,7 @@ fn int(value: Value, default: Option<Value>, base: Option<u32>) -> Made<Value> {
     }
 }
 
-/// What cannot be read as a number is `default`.
+/// Converts to a float; `default` if the value cannot be read as a number.
 fn float(value: Value, default: Option<Value>) -> Made<Value> {
     let read = match value.as_str() {
         Some(text) => text.trim().parse().ok(),
@@ -210,7 +210,7 @@ fn last(value: Value) -> Made<Value> {
     }
 }
 
-/// Lists of `count` items each; the last is filled up with `fill`, if that is given.
+/// Splits into lists of `count` items; the last one is filled up with `fill`, if that is given.
 fn batch(value: Value, count: usize, fill: Option<Value>) -> Made<Value> {
     let items: Vec<Value> = value.try_iter()?.collect();
     if count == 0 || count > MOST {
@@ -223,7 +223,8 @@ fn batch(value: Value, count: usize, fill: Option<Value>) -> Made<Value> {
     Ok(batches.into_iter().map(Value::from).collect())
 }
 
-/// `count` lists of as even a length as can be; the shorter ones are filled up with `fill`, if that is given.
+/// Splits into `count` lists of lengths as equal as possible; the shorter ones are filled up with `fill`, if
+/// that is given.
 fn columns(value: Value, count: usize, fill: Option<Value>) -> Made<Value> {
     let items: Vec<Value> = value.try_iter()?.collect();
     if count == 0 || count > MOST {

@@ -1,4 +1,4 @@
-//! How much a template may make and take, counted while it runs.
+//! Limits on memory and time of a template, counted while it runs.
 
 use std::{borrow::Cow, time::Instant};
 
@@ -8,35 +8,36 @@ use crate::stats::now;
 
 type Made<T> = Result<T, Error>;
 
-/// Bytes of the longest text, of the prompt too.
+/// Maximum size in bytes of a text, and of the prompt.
 pub(super) const LONGEST: usize = 32 << 20;
-/// Bytes of all that is written, into the prompt or into variables.
+/// Maximum number of bytes written to the prompt and to variables together.
 const WRITTEN: usize = 128 << 20;
-/// Bytes of all that is made on the way, whether or not it is kept.
+/// Maximum number of bytes created in total, whether or not they are kept.
 const MADE: usize = 2 << 30;
-/// For templates that take few steps, each of which takes long.
+/// Maximum time, for templates with few steps that each take long.
 const SECONDS: u64 = 5;
-/// Lists and dicts within each other; JSON that is read may be 128 deep.
+/// Maximum nesting of lists and dicts; JSON from outside may have 128 levels.
 const NESTED: usize = 150;
-/// Values within a value; long texts are several.
+/// Maximum number of values within a value; a long text counts as several.
 const PARTS: usize = 1 << 20;
-/// Bytes of a text that are one.
+/// Number of bytes of a text that count as one value.
 const PART: usize = 128;
-/// Parts, and their depth, of what a namespace holds where it is within another value, which grows as the namespace is set.
+/// Limits on the number of parts, and on their depth, in a namespace that is inside another value, which
+/// grows when the namespace is set.
 const HELD: (usize, usize) = (4096, NESTED / 2);
 
-/// What a rendering has taken so far.
+/// Resources that a rendering has used so far.
 #[derive(Debug)]
 pub(super) struct Meter {
     written: usize,
     made: usize,
-    /// Whether a namespace is within another value.
+    /// Whether a namespace is inside another value.
     holds_namespaces: bool,
     pub(super) started: Started,
 }
 
 impl Meter {
-    /// The meter of a rendering, started when it is first asked for.
+    /// The meter of a rendering, which is started on the first call.
     pub(super) fn of<'s>(state: &'s mut State<'_, '_>) -> &'s mut Self {
         state.get_or_insert_extension_with(|| Self {
             written: 0,
@@ -51,12 +52,13 @@ impl Meter {
         count(&mut self.written, bytes, WRITTEN)
     }
 
-    /// `value`, counted.
+    /// Counts a new `value` and returns it.
     pub(super) fn made(&mut self, value: Value) -> Made<Value> {
         self.makes(&value).map(|()| value)
     }
 
-    /// `value`, which an attribute of a namespace is set to. Only through one that holds a namespace could a value come to hold itself.
+    /// Checks `value`, to which an attribute of a namespace is set. Only a namespace inside `value` could
+    /// make it contain itself.
     pub(super) fn stored(&self, value: Value) -> Made<Value> {
         let most = if self.holds_namespaces { HELD } else { (PARTS, NESTED) };
         match is_namespace(&value) || Parts::of(&value, most)?.namespaces {
@@ -86,7 +88,7 @@ fn count(counter: &mut usize, bytes: usize, most: usize) -> Made<()> {
     if *counter > most { Err(too_much()) } else { Ok(()) }
 }
 
-/// When a rendering started, where there is a clock.
+/// The start of a rendering, if there is a clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Started(Option<Instant>);
 
@@ -111,16 +113,17 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// The values within a value.
+/// Size of the contents of a value.
 #[derive(Default)]
 struct Parts {
     count: usize,
-    /// Whether a namespace is among them.
+    /// Whether they include a namespace.
     namespaces: bool,
 }
 
 impl Parts {
-    /// Counts the values within `value`: no more than `most`, and no deeper.
+    /// Counts the values within `value`. Fails if there are more than `most`, or if they are nested more
+    /// deeply.
     fn of(value: &Value, most: (usize, usize)) -> Made<Self> {
         let mut parts = Self::default();
         parts.add(value, 0, most).map(|()| parts)
@@ -143,7 +146,7 @@ impl Parts {
                 }
                 Ok(())
             }
-            // A list that is repeated is an iterable of any length.
+            // A repeated list is an iterable of any length.
             ValueKind::Seq | ValueKind::Iterable => {
                 value.try_iter()?.try_for_each(|item| self.add_inner(&item, depth + 1, most))
             }
@@ -151,7 +154,7 @@ impl Parts {
         }
     }
 
-    /// A namespace counts as what it may come to hold.
+    /// Adds an inner value. A namespace counts as its maximum contents.
     fn add_inner(&mut self, value: &Value, depth: usize, most: (usize, usize)) -> Made<()> {
         if !is_namespace(value) {
             return self.add(value, depth, most);

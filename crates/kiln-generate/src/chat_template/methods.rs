@@ -1,5 +1,5 @@
-//! The methods that strings, lists and dicts have in Python. What changes a value in place is not there: transformers'
-//! sandbox refuses it too.
+//! The methods of Python's strings, lists and dicts. Methods that change a value in place are missing:
+//! transformers' sandbox rejects them, too.
 
 use minijinja::{
     Error, ErrorKind, State, Value,
@@ -56,12 +56,12 @@ fn of_list(list: &Value, method: &str, args: &[Value]) -> Made<Value> {
     }
 }
 
-/// Python's `str.isspace` of one character.
+/// Python's `str.isspace` for one character.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// What ends a line for Python's `str.splitlines`.
+/// Whether Python's `str.splitlines` ends a line at this character.
 fn ends_line(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -195,14 +195,14 @@ fn lower(c: char) -> String {
     c.to_lowercase().to_string()
 }
 
-/// The first letter large, as a title has it, and the rest small.
+/// Capitalizes the first letter in title case, and puts the rest in lower case.
 pub(super) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map_or_else(String::new, title_case);
     first + &chars.as_str().to_lowercase()
 }
 
-/// Title case differs from upper case for the few letters that are two.
+/// Converts to title case, which differs from upper case for the few letters that are two.
 fn title_case(c: char) -> String {
     match c {
         'Ǆ'..='ǆ' => "ǅ".to_owned(),
@@ -220,7 +220,7 @@ fn title_case(c: char) -> String {
     }
 }
 
-/// Every word's first letter large; a word begins after a character that `breaks` it.
+/// Capitalizes every word; a word begins after a character for which `breaks` is true.
 pub(super) fn titled(text: &str, breaks: impl Fn(char) -> bool) -> String {
     let mut before = None;
     let word = |c: char| match before.replace(c).is_none_or(&breaks) {
@@ -236,7 +236,7 @@ pub(super) fn stripped<'a>(text: &'a str, left: bool, right: bool, chars: Option
     if right { text.trim_end_matches(goes) } else { text }
 }
 
-/// At most `count` times; all where it is negative.
+/// Replaces at most `count` occurrences; all if it is negative.
 pub(super) fn replaced(text: &str, old: &str, new: &str, count: Option<i64>) -> Made<Value> {
     let count = usize::try_from(count.unwrap_or(-1)).unwrap_or(usize::MAX);
     let times = text.matches(old).count().min(count);
@@ -269,14 +269,14 @@ pub(super) fn padded(text: &str, how: &str, width: usize, fill: char) -> Made<Va
     let left = match how {
         "ljust" => 0,
         "rjust" => padding,
-        // Where it is uneven, Python puts the larger half to the left of an even text.
+        // If the padding is odd, Python puts the larger half to the left of a text of even length.
         _ => padding / 2 + (padding & width & 1),
     };
     let fill = |n: usize| std::iter::repeat_n(fill, n);
     Ok(Value::from(fill(left).chain(text.chars()).chain(fill(padding - left)).collect::<String>()))
 }
 
-/// `split` without a separator: at runs of white space, and nothing is empty.
+/// `split` without a separator: splits at runs of white space, without empty parts.
 fn words(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     let mut out = Vec::new();
     let mut rest = stripped(text, true, true, None);

@@ -1,4 +1,4 @@
-//! What Python's operators do where minijinja's do something else.
+//! Python's operators, where they differ from minijinja's.
 
 use minijinja::{
     Environment, State, Value,
@@ -17,7 +17,7 @@ type Made<T> = Result<T, minijinja::Error>;
 pub(super) const DICT_METHODS: [&str; 11] =
     ["items", "keys", "values", "get", "pop", "update", "copy", "clear", "setdefault", "popitem", "fromkeys"];
 
-/// The filters that stand in for operators, and those that count what is made otherwise.
+/// Adds the filters that stand in for operators, and those that count other new values.
 pub(super) fn add(env: &mut Environment<'_>) {
     env.add_filter("_made", |state: &mut State, value: Value| Meter::of(state).made(value));
     env.add_filter("_sum", |state: &mut State, left: Value, right: Value| {
@@ -41,7 +41,7 @@ pub(super) fn add(env: &mut Environment<'_>) {
     env.add_filter("_slice", |state: &mut State, value: Value, start: Value, stop: Value, step: Value| {
         Meter::of(state).made(slice(value, start, stop, step)?)
     });
-    // `value['items']`: a dict that has no such key may have such a method; Jinja looks there next.
+    // `value['items']`: if a dict has no such key, Jinja looks for such a method next.
     env.add_filter("_item", |value: Value, name: &str| {
         let item = value.get_item(&Value::from(name))?;
         let method = dict_method(&value, name).filter(|_| item.is_undefined());
@@ -52,12 +52,12 @@ pub(super) fn add(env: &mut Environment<'_>) {
         Some(method) => Ok(method),
         None => value.get_attr(name),
     });
-    // What an attribute of a namespace is set to.
+    // The new value of an attribute of a namespace.
     env.add_filter("_stored", |state: &mut State, value: Value| Meter::of(state).stored(value));
     env.add_filter("_loop", looped);
 }
 
-/// What a loop goes through, with a look at the clock before each item.
+/// Iterates over the items of a loop, and checks the clock before each of them.
 fn looped(state: &mut State, value: Value) -> Made<Value> {
     let started = Meter::of(state).started;
     let items = match value.as_str() {
@@ -73,14 +73,14 @@ fn looped(state: &mut State, value: Value) -> Made<Value> {
     }))
 }
 
-/// `value.name`, where that is a method of a dict.
+/// Looks up `value.name`, if that is a method of a dict.
 pub(super) fn dict_method(value: &Value, name: &str) -> Option<Value> {
     let is_dict = value.kind() == ValueKind::Map && !is_namespace(value);
     (is_dict && DICT_METHODS.contains(&name))
         .then(|| Value::from(format!("<built-in method {name} of dict object>")))
 }
 
-/// `value[start:stop:step]`, as Python counts.
+/// Slices `value[start:stop:step]` by Python's rules.
 fn slice(value: Value, start: Value, stop: Value, step: Value) -> Made<Value> {
     let bound = |bound: &Value| match bound.is_none() || bound.is_undefined() {
         true => Ok(None),
@@ -115,7 +115,7 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Made<Value> {
     Ok(if value.is_tuple() { Value::from(Tuple::from(taken)) } else { Value::from(taken) })
 }
 
-/// `+`, as Python adds: numbers, texts, lists. What is added to a text that was marked `safe` is escaped.
+/// Adds by Python's rules: numbers, texts, lists. A text that is added to one marked `safe` is escaped.
 pub(super) fn sum(left: Value, right: Value) -> Made<Value> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
         if !left.is_safe() && !right.is_safe() {
@@ -139,7 +139,7 @@ pub(super) fn sum(left: Value, right: Value) -> Made<Value> {
     }
 }
 
-/// A whole number; True is 1, as in Python.
+/// An integer; True is 1, as in Python.
 fn whole(value: &Value) -> Option<i128> {
     match value.kind() {
         ValueKind::Bool => Some(i128::from(value.is_true())),
@@ -148,7 +148,7 @@ fn whole(value: &Value) -> Option<i128> {
     }
 }
 
-/// `%`: Python formats a string with it.
+/// The operator `%`, which also formats strings in Python.
 fn remainder(left: Value, right: Value) -> Made<Value> {
     if let Some(pattern) = left.as_str() {
         let right = match right.is_tuple() {
@@ -172,7 +172,7 @@ fn remainder(left: Value, right: Value) -> Made<Value> {
     }
 }
 
-/// Python's formatting, where widths stay below what anyone needs.
+/// Python's string formatting, with a limit on widths.
 pub(super) fn formatted(style: FormatStyle, pattern: &str, args: &[Value]) -> Made<Value> {
     let wide = |digits: &str| digits.len() > 4;
     if pattern.split(|c: char| !c.is_ascii_digit()).any(wide)

@@ -1,4 +1,4 @@
-//! How Python writes values: `str`, `repr` and `json.dumps`.
+//! Python's formatting of values: `str`, `repr` and `json.dumps`.
 
 use std::{borrow::Cow, fmt::Write};
 
@@ -8,7 +8,7 @@ use super::meter::{LONGEST, is_namespace, too_much, wrong};
 
 type Made<T> = Result<T, minijinja::Error>;
 
-/// `str(value)`; nothing for what is undefined, as Jinja has it.
+/// `str(value)`; empty for an undefined value, as in Jinja.
 pub(super) fn text(value: &Value) -> Made<Cow<'_, str>> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -68,7 +68,7 @@ fn write_list<T>(
     Ok(())
 }
 
-/// `repr` of a string: quoted, and with what cannot be printed escaped.
+/// `repr` of a string: quoted, with unprintable characters escaped.
 fn write_quoted(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -92,7 +92,7 @@ fn write_quoted(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// What Python's `str.isprintable` says: Rust escapes the same characters, but for marks at the beginning of a text.
+/// Python's `str.isprintable`: Rust escapes the same characters, except marks at the beginning of a text.
 fn printable(c: char) -> bool {
     matches!(c, '\'' | '"' | '\\') || ['a', c].iter().collect::<String>().escape_debug().count() == 2
 }
@@ -116,7 +116,7 @@ pub(super) fn float(x: f64) -> String {
     }
 }
 
-/// A text as HTML has it: the five characters that markupsafe escapes.
+/// Escapes a text for HTML: the five characters that markupsafe escapes.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -132,14 +132,14 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// How `json.dumps` is asked to write.
+/// Options of `json.dumps`.
 #[derive(Debug)]
 pub(super) struct JsonStyle {
     pub(super) ensure_ascii: bool,
     pub(super) sort_keys: bool,
-    /// What a level is indented by; `None`: all in one line.
+    /// Indentation per level; `None`: everything on one line.
     pub(super) indent: Option<String>,
-    /// Between items, and between a key and its value.
+    /// Separators between items, and between a key and its value.
     pub(super) separators: (String, String),
 }
 

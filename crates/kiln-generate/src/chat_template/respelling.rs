@@ -1,8 +1,9 @@
-//! What a tag says, respelled with filters (`operators.rs`).
+//! Rewriting of the expressions in tags with filters (`operators.rs`).
 //!
-//! minijinja counts the steps of a template, but not what a step makes: forty of them can double a string to terabytes. And
-//! some of its operators mean something else than Python's. So `a ~ b` becomes `a|_concat(b)`, and whatever else makes a
-//! value is handed to `_made`, which counts it. A template cannot replace a filter.
+//! minijinja counts the steps of a template, but not the size of their results: forty steps can double a
+//! string to terabytes. In addition, some of its operators differ from Python's. So `a ~ b` becomes
+//! `a|_concat(b)`, and every other new value passes through `_made`, which counts it. A template cannot
+//! replace a filter.
 
 use std::{collections::VecDeque, fmt::Write};
 
@@ -10,16 +11,16 @@ use super::{meter::wrong, operators::DICT_METHODS};
 
 type Made<T> = Result<T, minijinja::Error>;
 
-/// Operators that bind tighter than comparisons, the loosest first.
+/// Operators that bind more tightly than comparisons, in ascending order.
 const OPERATORS: [&[&str]; 4] = [&["+", "-"], &["~"], &["*", "/", "//", "%"], &["**"]];
-/// Comparisons, which take long where what they compare is long.
+/// Comparisons, which take long if their operands are long.
 const COMPARISONS: [&str; 7] = ["==", "!=", "<", "<=", ">", ">=", "in"];
-/// Words that stand between operands.
+/// Words between operands.
 const BETWEEN: [&str; 7] = ["and", "else", "if", "in", "is", "not", "or"];
-/// Brackets within brackets.
+/// Maximum nesting of brackets.
 const DEPTH: usize = 100;
 
-/// A tag that is being respelled.
+/// A tag that is being rewritten.
 pub(super) struct Respelling<'s> {
     tokens: VecDeque<&'s str>,
     depth: usize,
@@ -30,8 +31,10 @@ impl<'s> Respelling<'s> {
         Self { tokens: tokens.into(), depth: 0 }
     }
 
+    /// Rewrites the tag.
+    ///
     /// # Errors
-    /// For brackets that do not match, or are too many.
+    /// For brackets that do not match, or are nested too deeply.
     pub(super) fn tag(mut self, is_statement: bool) -> Made<String> {
         let start = if is_statement { self.statement()? } else { String::new() };
         let rest = self.operands(&[])?;
@@ -41,12 +44,12 @@ impl<'s> Respelling<'s> {
         }
     }
 
-    /// A statement up to where its expressions begin, if they need no respelling as a whole.
+    /// Rewrites a statement up to the beginning of its expressions, if they need no rewriting as a whole.
     fn statement(&mut self) -> Made<String> {
         let word = self.next().unwrap_or_default();
         let mut out = format!("{word} ");
         match word {
-            // What the model said is marked for training, and is a scope.
+            // `generation` marks the model's words for training, and is a scope.
             "generation" => return Ok("with ".to_owned()),
             "endgeneration" => return Ok("endwith ".to_owned()),
             "for" => {
@@ -80,7 +83,7 @@ impl<'s> Respelling<'s> {
                 out.push_str(self.next().unwrap_or_default());
                 out.push_str(&self.arguments()?);
             }
-            // It takes a call as it is.
+            // The statement takes a call without changes.
             "call" => {
                 if self.peek() == Some("(") {
                     out.push_str(&self.arguments()?);
@@ -94,7 +97,7 @@ impl<'s> Respelling<'s> {
         Ok(out)
     }
 
-    /// Operands, their operators, and whatever stands between them, up to a bracket or one of `stops`.
+    /// Rewrites operands, their operators, and the words between them, up to a bracket or one of `stops`.
     fn operands(&mut self, stops: &[&str]) -> Made<String> {
         self.depth += 1;
         if self.depth > DEPTH {
@@ -125,13 +128,13 @@ impl<'s> Respelling<'s> {
         Ok(out)
     }
 
-    /// [`Self::operands`], of which there must be some.
+    /// Same as [`Self::operands`], but at least one is required.
     fn some(&mut self, stops: &[&str]) -> Made<String> {
         let out = self.operands(stops)?;
         if out.is_empty() { Err(wrong("a tag lacks a value")) } else { Ok(out) }
     }
 
-    /// Operands with operators that bind at least as tight as those of `level`.
+    /// Rewrites operands with operators that bind at least as tightly as those of `level`.
     fn operation(&mut self, level: usize) -> Made<String> {
         let Some(operators) = OPERATORS.get(level) else { return self.operand() };
         let mut left = self.operation(level + 1)?;
@@ -149,7 +152,7 @@ impl<'s> Respelling<'s> {
         Ok(left)
     }
 
-    /// A value with its sign, filters and tests.
+    /// Rewrites a value with its sign, filters and tests.
     fn operand(&mut self) -> Made<String> {
         let mut out = self.signed()?;
         loop {
@@ -177,7 +180,7 @@ impl<'s> Respelling<'s> {
         Ok(sign + &self.postfix()?)
     }
 
-    /// A value with its attributes, items and calls.
+    /// Rewrites a value with its attributes, items and calls.
     fn postfix(&mut self) -> Made<String> {
         let mut out = self.value()?;
         loop {
@@ -185,7 +188,7 @@ impl<'s> Respelling<'s> {
                 let name = self.next().unwrap_or_default();
                 match DICT_METHODS.contains(&name) && self.peek() != Some("(") {
                     true => out = format!("({out}|_method('{name}'))"),
-                    // The space keeps a number and an index apart.
+                    // The space separates a number from an index.
                     false => out.extend([" .", name]),
                 }
             } else if self.skip("[") {
@@ -226,7 +229,7 @@ impl<'s> Respelling<'s> {
         }
     }
 
-    /// What stands in the square brackets behind `value`.
+    /// Rewrites the contents of the square brackets after `value`.
     fn item(&mut self, value: &str) -> Made<String> {
         let mut bounds = vec![self.operands(&[":"])?];
         while self.skip(":") {
@@ -247,7 +250,7 @@ impl<'s> Respelling<'s> {
         }
     }
 
-    /// Filters, each with its bar before it.
+    /// Rewrites filters, each with the bar before it.
     fn filters(&mut self) -> Made<String> {
         let mut out = String::new();
         while self.skip("|") {
@@ -260,7 +263,7 @@ impl<'s> Respelling<'s> {
         Ok(out)
     }
 
-    /// What stands in brackets behind a name, with the brackets.
+    /// Rewrites the contents of the brackets after a name, with the brackets.
     fn arguments(&mut self) -> Made<String> {
         self.expect("(")?;
         let inside = self.operands(&[])?;
@@ -268,7 +271,7 @@ impl<'s> Respelling<'s> {
         Ok(format!("({inside})"))
     }
 
-    /// The tokens before one of `stops`.
+    /// Copies the tokens before one of `stops`.
     fn copied(&mut self, stops: &[&str]) -> String {
         let mut out = String::new();
         while let Some(token) = self.tokens.pop_front_if(|token| !stops.contains(token)) {

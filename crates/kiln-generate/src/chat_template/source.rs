@@ -1,20 +1,21 @@
-//! A template's text, rewritten for minijinja: white space around tags is settled, text is printed by expressions, so that
-//! it is counted like them, and what tags say is respelled.
+//! Rewriting of a template for minijinja: white space around tags is resolved, text becomes expressions, so
+//! that it is counted like them, and expressions in tags are rewritten.
 
 use super::{meter::wrong, respelling::Respelling};
 
 type Made<T> = Result<T, minijinja::Error>;
 
-/// Bytes of a tag, texts in quotes left out; the longest known one has 276. The engine goes deeper with each operator.
+/// Maximum size of a tag in bytes, without quoted texts; the longest known one has 276. The engine recurses
+/// for each operator.
 const TAG: usize = 4096;
-/// `{% elif %}`s; likewise.
+/// Maximum number of `{% elif %}`s, for the same reason.
 const ALTERNATIVES: usize = 500;
 
-/// What Jinja makes of `source` with the settings of transformers (`trim_blocks`, `lstrip_blocks`), for an engine without
-/// settings. Lines stay where they are, so errors name the right one.
+/// Rewrites `source` as Jinja reads it with the settings of transformers (`trim_blocks`, `lstrip_blocks`),
+/// for an engine without settings. Line numbers stay the same, so that errors name the right line.
 ///
 /// # Errors
-/// For tags that do not end, are too long, or hold what no tag holds, each with its line.
+/// For tags that do not end, are too long, or have invalid contents, each with its line.
 pub(super) fn respelled(source: &str) -> Made<String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = Rewritten { text: String::with_capacity(2 * source.len()), lines: 0 };
@@ -59,10 +60,10 @@ pub(super) fn respelled(source: &str) -> Made<String> {
     }
 }
 
-/// What is written so far.
+/// The output so far.
 struct Rewritten {
     text: String,
-    /// Ends of lines in it.
+    /// Number of line ends in the output.
     lines: usize,
 }
 
@@ -75,7 +76,7 @@ impl Rewritten {
         }
     }
 
-    /// A tag that was in `line`.
+    /// Writes a tag that was in `line`.
     fn tag(&mut self, content: &str, is_statement: bool, line: usize) {
         let (open, close) = if is_statement { ("{% ", " %}") } else { ("{{ ", " }}") };
         self.text.push_str(open);
@@ -89,14 +90,15 @@ fn lines(text: &str) -> usize {
     text.matches('\n').count()
 }
 
-/// Where the next tag or comment begins; the end of `text` where there is none.
+/// The position of the next tag or comment; the end of `text` if there is none.
 fn next_tag(text: &str) -> usize {
     let starts = text.match_indices('{').map(|(at, _)| at);
     let is_tag = |at: &usize| text.get(at + 1..).is_some_and(|rest| rest.starts_with(['{', '%', '#']));
     starts.into_iter().find(is_tag).unwrap_or(text.len())
 }
 
-/// `text`, as far as the tag behind it leaves it: `-` removes white space, a statement or comment what indents it.
+/// Trims `text` for the tag after it: `-` removes white space, a statement or comment removes its own
+/// indentation.
 fn until<'t>(text: &'t str, tag: &str, starts_line: bool) -> &'t str {
     let line = text.rfind('\n').map_or(0, |at| at + 1);
     let (above, indent) = text.split_at(line);
@@ -108,7 +110,7 @@ fn until<'t>(text: &'t str, tag: &str, starts_line: bool) -> &'t str {
     }
 }
 
-/// What comes behind a tag: `-` removes white space, a statement or comment the end of its line.
+/// Trims the text after a tag: `-` removes white space, a statement or comment removes the end of its line.
 fn behind<'t>(tag: &str, text: &'t str) -> &'t str {
     match tag.as_bytes() {
         [_, _, _, .., b'-', _, b'}'] => text.trim_start(),
@@ -117,7 +119,7 @@ fn behind<'t>(tag: &str, text: &'t str) -> &'t str {
     }
 }
 
-/// Raw text, the `{% endraw %}` that ends it, and what comes behind.
+/// Raw text, the `{% endraw %}` that ends it, and the text after that.
 fn raw(text: &str) -> Option<(&str, &str, &str)> {
     text.match_indices("{%").find_map(|(at, _)| {
         let (text, end) = text.split_at(at);
@@ -129,7 +131,7 @@ fn raw(text: &str) -> Option<(&str, &str, &str)> {
     })
 }
 
-/// The tokens of the tag that `text` begins with, none for a comment, and the bytes of the tag.
+/// The tokens of the tag at the beginning of `text`, none for a comment, and the size of the tag in bytes.
 fn tokens(text: &str) -> Made<(Vec<&str>, usize)> {
     let endless = || wrong("a tag does not end");
     let close = match text.as_bytes() {
@@ -181,7 +183,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Bytes of the text in quotes that `text` begins with, if it ends.
+/// Size in bytes of the quoted text at the beginning of `text`, if it ends.
 fn string_len(text: &str) -> Option<usize> {
     let quote = text.chars().next()?;
     let mut escaped = false;
@@ -193,7 +195,7 @@ fn string_len(text: &str) -> Option<usize> {
     text.char_indices().skip(1).find(ends).map(|(at, _)| at + 1)
 }
 
-/// Bytes of the number that `text` begins with. Behind a dot it is an index, and has no fraction.
+/// Size in bytes of the number at the beginning of `text`. After a dot it is an index, and has no fraction.
 fn number_len(text: &str, is_index: bool) -> usize {
     let rest = |len: usize| text.get(len..).unwrap_or("");
     let is_digit = |c: char| c.is_ascii_digit() || c == '_';

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::GenerationConfig;
 
-/// Settings of `GenerationConfig` in transformers 5.23, and the number at which each does nothing. Empty lists, false and
-/// null do nothing either.
+/// Settings of `GenerationConfig` in transformers 5.23, and the number at which each has no effect. Empty
+/// lists, false and null have no effect either.
 const NOT_APPLIED: &[(&str, f64)] = &[
     ("assistant_early_exit", 0.0),
     ("assistant_ensemble_weight", 0.0),
@@ -19,7 +19,7 @@ const NOT_APPLIED: &[(&str, f64)] = &[
     ("use_mtp", 0.0),
 ];
 
-/// Reads those of them that are given.
+/// Reads the settings among them that are given.
 pub(super) fn named_in<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, Value>, D::Error> {
@@ -29,7 +29,7 @@ pub(super) fn named_in<'de, D: Deserializer<'de>>(
 }
 
 impl GenerationConfig {
-    /// The names of settings that would change which tokens are chosen, and that are not applied here.
+    /// The names of settings that would change the choice of tokens and that are not applied here.
     pub fn not_applied(&self) -> Vec<&'static str> {
         let has_effect = |(name, neutral): &&(&str, f64)| {
             !is_neutral(self.others.get(*name).unwrap_or(&Value::Null), *neutral)

@@ -1,6 +1,7 @@
-//! Grammars that lead to a place where nothing may follow.
+//! Detection of grammars that lead to a place where nothing may follow.
 //!
-//! A parser goes on with whatever a rule begins with. A rule whose later parts match no text is found out only there, in the middle of a text.
+//! A parser accepts whatever a rule begins with. If later parts of the rule match no text, this is only found
+//! out there, in the middle of a text.
 
 use std::collections::HashSet;
 
@@ -10,27 +11,28 @@ use super::limits;
 
 /// The error for a grammar that matches nothing.
 pub(super) const NOTHING: &str = "no text can match it";
-/// The error for a schema of which some part matches nothing.
+/// The error for a schema in which some part matches nothing.
 const NO_END: &str = "a text may come to a place where nothing can follow, because a part of an object or a list matches no text: leave out \
                       `patternProperties` that `properties`, also of another part of an `allOf`, leave no name for, and a `$ref` without end";
 
 /// The symbols of a compiled grammar: whether each can be reached, and whether it can be completed.
 struct Symbols<'a> {
     grammar: &'a CGrammar,
-    /// Symbols that a text begins with or comes to.
+    /// Symbols that a text begins with or leads to.
     reached: Vec<CSymIdx>,
-    /// Symbols that some text matches.
+    /// Symbols that match some text.
     matched: HashSet<usize>,
-    /// Symbols that some text matches that is not empty.
+    /// Symbols that match some text that is not empty.
     filled: HashSet<usize>,
 }
 
-/// Refuses a grammar that matches nothing. `follows`: also one with a rule that cannot be completed after its beginning.
+/// Rejects a grammar that matches nothing. `follows`: also rejects one with a rule that cannot be completed
+/// after its beginning.
 ///
 /// # Errors
 /// A sentence about the grammar.
 pub(super) fn check(grammar: &CGrammar, follows: bool) -> Result<(), String> {
-    // What depends on parameters cannot be seen in the rules.
+    // The rules do not show what depends on parameters.
     if grammar.parametric() {
         return Ok(());
     }
@@ -47,7 +49,7 @@ pub(super) fn check(grammar: &CGrammar, follows: bool) -> Result<(), String> {
 }
 
 impl<'a> Symbols<'a> {
-    /// `possible`: lexemes that some text matches.
+    /// Analyzes a grammar. `possible`: lexemes that match some text.
     fn of(grammar: &'a CGrammar, possible: &LexemeSet) -> Self {
         let mut symbols =
             Self { grammar, reached: Vec::new(), matched: HashSet::new(), filled: HashSet::new() };
@@ -59,7 +61,7 @@ impl<'a> Symbols<'a> {
         }
         for symbol in &symbols.reached {
             let data = grammar.sym_data(*symbol);
-            // A rule of another grammar, or one for special tokens, is taken to match.
+            // A rule of another grammar, or one for special tokens, is assumed to match.
             let is_lexeme = data.lexeme.is_some_and(|lexeme| possible.contains(lexeme));
             let is_other = data.lexeme.is_none() && (data.is_terminal || data.gen_grammar.is_some());
             if is_lexeme || is_other {
@@ -73,10 +75,11 @@ impl<'a> Symbols<'a> {
         symbols
     }
 
-    /// Looks through all rules for symbols that what is known makes others of; `false` where there are none.
+    /// Looks through all rules for symbols that follow from the known ones. Returns `false` if there are
+    /// none.
     fn goes_on(&mut self) -> bool {
         let before = (self.matched.len(), self.filled.len());
-        // Parts come after what they are parts of, so one look is nearly enough.
+        // Parts come after the rules that contain them, so one pass is nearly enough.
         for at in (0..self.reached.len()).rev() {
             let Some(symbol) = self.reached.get(at).copied() else { continue };
             for rule in self.rules(symbol) {
@@ -91,7 +94,7 @@ impl<'a> Symbols<'a> {
         (self.matched.len(), self.filled.len()) != before
     }
 
-    /// Whether text may match the first parts of a rule, and none its next one.
+    /// Whether text may match the first parts of a rule, but none its next one.
     fn breaks_off(&self) -> bool {
         let breaks = |rule: &[CSymIdx]| {
             let end = rule.iter().position(|part| !self.matched.contains(&part.as_index()));

@@ -1,4 +1,4 @@
-//! How much a stranger's grammar may cost.
+//! Limits on the cost of a stranger's grammar.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -6,12 +6,12 @@ use llguidance::api::ParserLimits;
 
 use crate::contained::contained;
 
-/// Bytes of a schema, a regular expression or a grammar.
+/// Maximum size in bytes of a schema, a regular expression or a grammar.
 pub(super) const MOST_SOURCE: usize = 64 << 10;
-/// To compile a grammar.
+/// Maximum time to compile a grammar.
 const COMPILE_TIME: Duration = Duration::from_secs(10);
-/// Of the thread that compiles: rules and references are followed by recursion, a level of which takes up to 4 KiB. Memory
-/// that is not used is not taken.
+/// Stack size of the thread that compiles: rules and references are followed by recursion, a level of which
+/// takes up to 4 KiB. Unused pages take no memory.
 const STACK: usize = 256 << 20;
 
 /// The limits of one parser. A unit of fuel takes about 20 to 70 ns.
@@ -21,7 +21,7 @@ pub(super) fn parser() -> ParserLimits {
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 20_000,
-        // Each takes 1 to 2 KiB.
+        // Each state takes 1 to 2 KiB.
         max_lexer_states: 50_000,
         max_grammar_size: 100_000,
         precompute_large_lexemes: true,
@@ -29,9 +29,9 @@ pub(super) fn parser() -> ParserLimits {
     }
 }
 
-/// Does `work` on a thread with a large stack, within [`COMPILE_TIME`]. A panic is an error.
+/// Runs `work` on a thread with a large stack, within [`COMPILE_TIME`]. A panic is an error.
 ///
-/// Work that takes longer is left to itself: it ends by the limits of the parser.
+/// Work that takes longer is abandoned: it ends by the limits of the parser.
 pub(super) fn within_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     if cfg!(target_family = "wasm") {
         return contained(work);

@@ -1,4 +1,4 @@
-//! Which tokens of a vocabulary may follow.
+//! Sets of tokens that may follow.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl fmt::Debug for Mask {
 }
 
 impl Mask {
-    /// The set of these tokens. Ids outside of the vocabulary are ignored.
+    /// The set of these tokens. Ids outside the vocabulary are ignored.
     pub(crate) fn of(vocab: usize, tokens: impl IntoIterator<Item = TokenId>) -> Self {
         let mut words = vec![0; vocab.div_ceil(32)];
         for id in tokens.into_iter().map(|id| id as usize).filter(|id| *id < vocab) {
@@ -41,7 +41,7 @@ impl Mask {
         self.words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
     }
 
-    /// How many tokens may follow.
+    /// Number of tokens that may follow.
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -51,7 +51,7 @@ impl Mask {
         (0..self.vocab as TokenId).filter(|id| self.allows(*id))
     }
 
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
@@ -61,10 +61,11 @@ impl Mask {
         &self.words
     }
 
-    /// Sets the score of each token that may not follow to -inf, and gives how many tokens can still be chosen.
+    /// Sets the score of each token that may not follow to -inf. Returns the number of tokens that can still
+    /// be chosen.
     ///
-    /// `scores`: one for each token of the vocabulary. A result of 0 means that the grammar and what else acts on the scores
-    /// leave no token to choose.
+    /// `scores`: one for each token of the vocabulary. A result of 0 means that the grammar and the other
+    /// processors of the scores leave no token to choose.
     pub fn apply(&self, scores: &mut [f32]) -> usize {
         let mut left = 0;
         for (id, score) in scores.iter_mut().enumerate() {

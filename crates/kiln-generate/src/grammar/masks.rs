@@ -17,44 +17,46 @@ use llguidance::CancellationHandle;
 use super::matcher::{Matcher, Next};
 use crate::contained::contained;
 
-/// For the masks of all rows after one step. One mask takes milliseconds, and with an ambiguous grammar seconds.
+/// Maximum time for the masks of all rows after one step. One mask takes milliseconds, and with an ambiguous
+/// grammar seconds.
 const STEP_TIME: Duration = Duration::from_secs(20);
 
-/// How a row goes on.
+/// The continuation of a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advance {
-    /// The row that it continues: its own index, but for beams.
+    /// The row that it continues: its own index, except for beams.
     pub parent: usize,
-    /// Tokens of that row that are taken back first.
+    /// Number of that row's tokens that are rewound first.
     pub rewind: usize,
     /// Tokens that were chosen. Empty for a row that waits or has ended.
     pub tokens: Vec<TokenId>,
-    /// Tokens that may be chosen next, as a draft model proposes them. The row does not go on with them.
+    /// Tokens that may be chosen next, as drafted by a draft model. The row does not advance by them.
     pub draft: Vec<TokenId>,
 }
 
 impl Advance {
-    /// Row `row` goes on with `token`.
+    /// Continues row `row` with `token`.
     pub fn token(row: usize, token: TokenId) -> Self {
         Self { parent: row, tokens: vec![token], ..Self::default() }
     }
 }
 
-/// What may follow in a row: one [`Next`] after its tokens, and one more after each token of its draft, up to the first that
-/// may not follow.
+/// The tokens that may follow in a row: one [`Next`] after its tokens, and one more after each token of its
+/// draft, up to the first that may not follow.
 pub type Nexts = Vec<Next>;
 
-/// Computes the masks of all rows on a thread of its own, while the device computes.
+/// Computes the masks of all rows on a separate thread, while the device computes.
 ///
-/// The thread ends when this is dropped. Where there are no threads (in a browser), [`wait`](Self::wait) computes.
+/// The thread ends when this value is dropped. Without threads (in a browser), [`wait`](Self::wait) computes
+/// the masks.
 pub struct Masks {
     rows: usize,
     name: &'static str,
-    /// Steps whose masks were not waited for.
+    /// Number of steps whose masks were not waited for.
     pending: usize,
-    /// What was put back.
+    /// Masks that were put back.
     known: Option<Vec<Nexts>>,
-    /// To wait for one step.
+    /// Maximum time to wait for one step.
     pub(super) time: Duration,
     worker: Worker,
 }
@@ -69,7 +71,7 @@ enum Worker {
         rows: Vec<Matcher>,
         steps: Vec<Vec<Advance>>,
     },
-    /// It failed, and this is why.
+    /// The computation failed, for this reason.
     Failed(String),
 }
 
@@ -86,7 +88,7 @@ impl Masks {
     /// Begins to compute the masks of the first tokens of `rows`.
     ///
     /// # Errors
-    /// [`Error::Setting`] if the system gives no thread.
+    /// [`Error::Setting`] if the system cannot start a thread.
     pub fn new(rows: Vec<Matcher>) -> Result<Self> {
         let name = rows.first().map_or("grammar", Matcher::name);
         let mut masks = Self::idle(rows, name)?;
@@ -110,15 +112,15 @@ impl Masks {
         Ok(Self { rows: count, name, pending: 0, known: None, time: STEP_TIME, worker })
     }
 
-    /// Rows, as of the last step.
+    /// Number of rows after the last step.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Begins to compute the masks after a step. There is a row for each [`Advance`].
+    /// Begins to compute the masks after a step, with one [`Advance`] per row.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`] for a parent that is not there, and those of an earlier step.
+    /// [`Error::NoSuchRow`] for a parent that does not exist, and errors of an earlier step.
     pub fn advance(&mut self, step: Vec<Advance>) -> Result<()> {
         if let Some(row) = step.iter().map(|row| row.parent).find(|row| *row >= self.rows) {
             return Err(Error::NoSuchRow { row, rows: self.rows });
@@ -126,7 +128,7 @@ impl Masks {
         self.rows = step.len();
         self.pending += 1;
         match &mut self.worker {
-            // A thread that has ended is noticed where its answer is waited for.
+            // If the thread has ended, `wait` reports it.
             Worker::Thread { steps, .. } => drop(steps.send(step)),
             Worker::Here { steps, .. } => steps.push(step),
             Worker::Failed(why) => return Err(Error::Setting { name: self.name, why: why.clone() }),
@@ -134,11 +136,11 @@ impl Masks {
         Ok(())
     }
 
-    /// What may follow in each row after the earliest step that was not waited for.
+    /// Waits for the masks of each row after the earliest step that was not waited for.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a token that may not follow, and where a grammar takes too much work. Every later call returns an
-    /// error, too.
+    /// [`Error::Setting`] for a token that may not follow, and if a grammar takes too much work. Every later
+    /// call returns an error, too.
     pub fn wait(&mut self) -> Result<Vec<Nexts>> {
         if let Some(known) = self.known.take() {
             return Ok(known);
@@ -176,7 +178,8 @@ impl Masks {
         answer
     }
 
-    /// Has the next [`wait`](Self::wait) return these, which an earlier one returned. No row has gone on since.
+    /// Makes the next [`wait`](Self::wait) return these masks, which an earlier one returned. No row has
+    /// advanced since.
     pub(crate) fn put_back(&mut self, nexts: Vec<Nexts>) {
         self.known = Some(nexts);
     }
@@ -188,11 +191,11 @@ impl Drop for Masks {
     }
 }
 
-/// Makes the thread give up the mask that it computes.
+/// Makes the thread abandon the mask that it computes.
 #[derive(Default)]
 struct Halt {
     halted: AtomicBool,
-    /// Of the row whose mask is computed.
+    /// Handle of the row whose mask is being computed.
     row: Mutex<Option<CancellationHandle>>,
 }
 
@@ -203,7 +206,7 @@ impl Halt {
         row.iter().for_each(CancellationHandle::cancel);
     }
 
-    /// Notes that `row` is worked on, or that it need not be.
+    /// Notes that `row` is being worked on, unless the thread is to stop.
     fn begin(&self, row: &Matcher) -> Result<()> {
         let mut current = self.row.lock().unwrap_or_else(PoisonError::into_inner);
         if self.halted.load(Ordering::Relaxed) {
@@ -221,7 +224,7 @@ fn spawned(mut rows: Vec<Matcher>) -> Result<Worker, String> {
     let halt = Arc::new(Halt::default());
     let halted = halt.clone();
     let work = move || {
-        // Ends when either side of a channel is dropped.
+        // The loop ends when either side of a channel is dropped.
         for step in asked {
             let made = advanced(&mut rows, step, &halted);
             if answer.send(made).is_err() {
@@ -234,7 +237,7 @@ fn spawned(mut rows: Vec<Matcher>) -> Result<Worker, String> {
     Ok(Worker::Thread { steps, answers, halt })
 }
 
-/// Rows after `step`, and what may follow in each.
+/// Advances the rows by `step`. Returns the tokens that may follow in each.
 fn advanced(rows: &mut Vec<Matcher>, step: Vec<Advance>, halt: &Halt) -> Result<Vec<Nexts>> {
     let name = rows.first().map_or("grammar", Matcher::name);
     contained(|| {
@@ -248,7 +251,8 @@ fn advanced(rows: &mut Vec<Matcher>, step: Vec<Advance>, halt: &Halt) -> Result<
     .unwrap_or_else(|why| Err(Error::Setting { name, why: format!("llguidance fails on it: {why}") }))
 }
 
-/// The parent of each row. The last row that continues a parent gets the parent itself, and the others a clone.
+/// The parent of each row. The last row that continues a parent takes the parent itself, and the others take
+/// clones.
 fn inherited(rows: &mut Vec<Matcher>, step: &[Advance]) -> Vec<Matcher> {
     let mut left = vec![0; rows.len()];
     for step in step {

@@ -1,4 +1,4 @@
-//! How far a row has matched its grammar.
+//! The progress of a row in its grammar.
 
 use std::{fmt, sync::Arc};
 
@@ -7,18 +7,18 @@ use llguidance::CancellationHandle;
 
 use super::{mask::Mask, sentence, token_table::TokenTable};
 
-/// How far the text of one row has matched its grammar, and what may follow.
+/// The progress of the text of one row in its grammar, and the tokens that may follow.
 ///
-/// A clone continues on its own, as beams do. It copies what was parsed so far, and shares the states of the lexer.
-/// An operation that returns `Err` has changed nothing, unless the grammar became too complex: then every later operation
-/// returns the error again.
+/// A clone continues independently, as beams do. It copies the parser state, and shares the states of the
+/// lexer. An operation that returns `Err` has changed nothing, unless the grammar became too complex: then
+/// every later operation returns the error again.
 #[derive(Clone)]
 pub struct Matcher {
     inner: llguidance::Matcher,
     table: Arc<TokenTable>,
-    /// The setting that the grammar came from.
+    /// The name of the grammar's setting.
     name: &'static str,
-    /// Whether tokens can be taken back.
+    /// Whether tokens can be rewound.
     rewinds: bool,
     accepted: usize,
     /// Whether an end-of-text token was accepted.
@@ -35,16 +35,16 @@ impl fmt::Debug for Matcher {
     }
 }
 
-/// What may follow the text of a row.
+/// The tokens that may follow the text of a row.
 #[derive(Clone, Debug)]
 pub struct Next {
-    /// The tokens that may follow. End-of-text tokens are among them exactly where the text may end.
+    /// The tokens that may follow. They include end-of-text tokens exactly where the text may end.
     pub mask: Mask,
-    /// Tokens that must follow, which can be fed at once. Empty where the next token is a choice.
+    /// Tokens that must follow, which can be fed at once. Empty if there is a choice of the next token.
     pub forced: Vec<TokenId>,
-    /// Whether the text is complete here.
+    /// Whether the text is complete at this point.
     pub may_end: bool,
-    /// Whether nothing but the end of the text may follow.
+    /// Whether only the end of the text may follow.
     pub must_end: bool,
 }
 
@@ -52,27 +52,29 @@ impl Matcher {
     pub(super) fn new(parser: llguidance::TokenParser, table: Arc<TokenTable>, name: &'static str) -> Self {
         let rewinds = parser.parser.grammar().lexer_spec().can_rollback();
         let mut inner = llguidance::Matcher::new(Ok(parser)).into_cancellable();
-        // Notices a grammar that only the empty text matches. An error is kept, and returned by the first operation.
+        // Detects a grammar that only the empty text matches. An error is kept, and returned by the first
+        // operation.
         let _ = inner.consume_tokens(&[]);
         Self { inner, table, name, rewinds, accepted: 0, ended: false }
     }
 
-    /// The setting that the grammar came from: `json_schema`, `regex` or `grammar`.
+    /// The name of the grammar's setting: `json_schema`, `regex` or `grammar`.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Tokens that were accepted, an end-of-text token included.
+    /// Number of tokens that were accepted, including an end-of-text token.
     pub fn accepted(&self) -> usize {
         self.accepted
     }
 
-    /// What may follow.
+    /// The tokens that may follow.
     ///
     /// # Errors
-    /// [`Error::Setting`] where the grammar takes too much work here, or where the vocabulary has no token that may follow.
+    /// [`Error::Setting`] if the grammar takes too much work at this point, or if the vocabulary has no token
+    /// that may follow.
     pub fn peek(&mut self) -> Result<Next> {
-        // Forced tokens first: the mask is made of them.
+        // Forced tokens come first, because the mask is derived from them.
         let forced = self.forced()?;
         let mask = self.mask()?;
         let may_end = self.may_end()?;
@@ -82,10 +84,10 @@ impl Matcher {
 
     /// The tokens that may follow. After the end of the text these are the end-of-text tokens.
     ///
-    /// Where tokens are forced, only the first of them is allowed.
+    /// If tokens are forced, only the first of them is allowed.
     ///
     /// # Errors
-    /// Those of [`peek`](Self::peek).
+    /// The errors of [`peek`](Self::peek).
     pub fn mask(&mut self) -> Result<Mask> {
         if self.must_end() {
             return Ok(self.table.end().clone());
@@ -98,10 +100,10 @@ impl Matcher {
         }
     }
 
-    /// Tokens that must follow, split as the tokenizer splits them. They are not yet accepted.
+    /// Tokens that must follow, split as the tokenizer splits them. They are not accepted yet.
     ///
     /// # Errors
-    /// [`Error::Setting`] where the grammar takes too much work here.
+    /// [`Error::Setting`] if the grammar takes too much work at this point.
     pub fn forced(&mut self) -> Result<Vec<TokenId>> {
         if self.must_end() {
             return Ok(Vec::new());
@@ -113,7 +115,7 @@ impl Matcher {
         }
     }
 
-    /// Goes on with `token`.
+    /// Advances by `token`.
     ///
     /// # Errors
     /// [`Error::Setting`] for a token that may not follow.
@@ -129,11 +131,12 @@ impl Matcher {
         Ok(())
     }
 
-    /// Takes back the last `count` tokens, as speculative decoding does with tokens that the model does not choose.
+    /// Rewinds the last `count` tokens, as speculative decoding does with tokens that the model does not
+    /// choose.
     ///
     /// # Errors
-    /// [`Error::Setting`] for more tokens than were accepted, and for a Lark grammar with `stop=` or `max_tokens=`, which cannot
-    /// go back.
+    /// [`Error::Setting`] for more tokens than were accepted, and for a Lark grammar with `stop=` or
+    /// `max_tokens=`, which cannot be rewound.
     pub fn rewind(&mut self, count: usize) -> Result<()> {
         let wrong = |why| Err(Error::Setting { name: self.name, why });
         if count > self.accepted {
@@ -152,15 +155,15 @@ impl Matcher {
         Ok(())
     }
 
-    /// Whether tokens can be taken back: not with a Lark grammar that uses `stop=` or `max_tokens=`.
+    /// Whether tokens can be rewound: not with a Lark grammar that uses `stop=` or `max_tokens=`.
     pub fn can_rewind(&self) -> bool {
         self.rewinds
     }
 
-    /// Whether the text is complete here: whether an end-of-text token may follow.
+    /// Whether the text is complete at this point: whether an end-of-text token may follow.
     ///
     /// # Errors
-    /// [`Error::Setting`] where the grammar takes too much work here.
+    /// [`Error::Setting`] if the grammar takes too much work at this point.
     pub fn may_end(&mut self) -> Result<bool> {
         if self.must_end() {
             return Ok(true);
@@ -168,12 +171,13 @@ impl Matcher {
         self.inner.is_accepting().map_err(|e| self.failed(&e))
     }
 
-    /// Whether nothing but the end of the text may follow. A model without end-of-text tokens has to be stopped here.
+    /// Whether only the end of the text may follow. A model without end-of-text tokens has to be stopped
+    /// here.
     pub fn must_end(&self) -> bool {
         self.ended || (!self.inner.is_error() && self.inner.is_stopped())
     }
 
-    /// Ends an operation that is being done on another thread, and every later one, with an error.
+    /// A handle that ends an operation on another thread, and every later one, with an error.
     pub(super) fn cancellation(&self) -> Option<CancellationHandle> {
         self.inner.cancellation_handle()
     }

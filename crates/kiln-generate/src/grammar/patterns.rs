@@ -1,7 +1,7 @@
-//! `patternProperties` that name no more than `properties` does.
+//! `patternProperties` that match only names in `properties`.
 //!
-//! llguidance leaves a property with a pattern for names that are not listed. Where the pattern has none, it would have to follow a comma
-//! and could not.
+//! llguidance reserves a property with a pattern for names that are not listed. If the pattern matches no
+//! such name, that property would have to follow a comma and could not.
 
 use llguidance::{
     derivre::{RegexAst, RegexBuilder},
@@ -9,12 +9,13 @@ use llguidance::{
 };
 use serde_json::{Map, Value, json};
 
-/// Work of looking at one pattern.
+/// Maximum work to analyze one pattern.
 const FUEL: u64 = 10_000;
-/// Keywords whose values are no schemas.
+/// Keywords whose values are not schemas.
 const VALUES: [&str; 4] = ["const", "enum", "default", "examples"];
 
-/// Says of each property what a pattern says of it, and leaves out patterns that no other name matches.
+/// Adds the schema of a pattern to each property that it matches, and removes patterns that match no other
+/// name.
 pub(super) fn resolve(schema: &mut Value) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(resolve),

@@ -1,11 +1,12 @@
-//! What has to be known of a stranger's JSON schema before it is compiled.
+//! Checks of a stranger's JSON schema before it is compiled.
 
 use serde_json::Value;
 
-/// Bytes of a schema times its alternatives: each alternative of an anyOf may be compiled with a copy of all the rest.
+/// Maximum size of a schema in bytes times its alternatives: each alternative of an anyOf may be compiled
+/// with a copy of all the rest.
 const MOST_WORK: usize = 16 << 20;
 
-/// Refuses a schema that llguidance would take too much memory for, or would compile to something else.
+/// Rejects a schema for which llguidance would take too much memory, or which it would compile incorrectly.
 pub(super) fn check(schema: &Value, bytes: usize) -> Result<(), String> {
     let mut found = Found::default();
     found.visit(schema);
@@ -30,7 +31,7 @@ struct Found {
 }
 
 impl Found {
-    /// `value`: nested as deeply as serde_json reads, which is 127 levels.
+    /// Visits `value`, which is nested at most 127 levels deep, the limit of serde_json.
     fn visit(&mut self, value: &Value) {
         match value {
             Value::Object(fields) => {
@@ -49,7 +50,7 @@ impl Found {
         }
     }
 
-    /// Whether a common multiple of two numbers has more than 32 bits, which llguidance does not notice.
+    /// Whether a common multiple of two numbers has more than 32 bits, which llguidance does not detect.
     fn overflows(&self) -> bool {
         let decimals = |number: &f64| {
             (0..10).find(|places| (number * 10f64.powi(*places)).fract() == 0.0).map_or(10, |places| places)

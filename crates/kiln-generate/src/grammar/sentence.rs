@@ -1,11 +1,11 @@
 //! The errors of llguidance, as one sentence each.
 
-/// What may follow has no token.
+/// The error if no token may follow.
 pub(super) const NO_TOKEN: &str = "no token of the vocabulary may follow the text so far";
-/// Characters of a sentence.
+/// Maximum length of a sentence in characters.
 const MOST: usize = 300;
 
-/// What llguidance calls something, and what to say instead. The text behind the name follows.
+/// Beginnings of llguidance's messages, and their replacements. The text after the beginning is kept.
 const SAID: [(&str, &str); 15] = [
     ("Unimplemented keys: ", "these keywords of the schema are not supported: "),
     (
@@ -28,13 +28,13 @@ const SAID: [(&str, &str); 15] = [
 ];
 const TOO_MUCH: &str = "the grammar takes too much work; make it simpler";
 
-/// One sentence for what llguidance says, which may be many lines.
+/// Converts an error of llguidance, which may have many lines, into one sentence.
 pub(super) fn of(error: &str) -> String {
     // States, grammars and backtraces follow in tags.
     let error = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"]
         .into_iter()
         .fold(error, |error, tag| error.split(tag).next().unwrap_or_default());
-    // The regex parser draws its input, and then says what is wrong.
+    // The regex parser draws its input before it states the error.
     let said = error.lines().find_map(|line| line.strip_prefix("error: "));
     let line = said.or_else(|| error.lines().next()).unwrap_or_default();
     let ours = SAID.iter().find_map(|(name, ours)| {

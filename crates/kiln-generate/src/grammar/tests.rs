@@ -19,7 +19,7 @@ mod schemas;
 mod table;
 mod validator;
 
-/// The end of a text in the vocabulary of the demo model.
+/// The end-of-text token in the vocabulary of the demo model.
 const EOS: TokenId = 1;
 
 fn read(path: &str) -> Vec<u8> {
@@ -51,7 +51,8 @@ fn lark(text: &str) -> Matcher {
     Grammar::lark(text).unwrap().compile(&table()).unwrap()
 }
 
-/// Whether the text matches, and ends there. It is accepted a byte at a time, however the tokenizer would split it.
+/// Whether the text matches, and ends there. It is accepted byte by byte, however the tokenizer would split
+/// it.
 fn accepts(mut row: Matcher, text: &str) -> bool {
     let mut takes = |byte: u8| {
         let id = (0..2048).find(|id| table().bytes(*id) == [byte]).unwrap();

@@ -1,4 +1,4 @@
-//! What a grammar knows of a tokenizer: the bytes of every token, as a trie.
+//! The tokenizer's vocabulary for grammars: the bytes of every token, as a trie.
 
 use std::{fmt, sync::Arc};
 
@@ -11,24 +11,25 @@ use llguidance::{
 use super::{limits, mask::Mask};
 use crate::{Tokenizer, contained::contained, tokenizer::Piece};
 
-/// Tokens with more bytes are never allowed: the trie has no room for them.
+/// Maximum size in bytes of an allowed token: the trie has no room for longer ones.
 const MOST_TOKEN: usize = 1000;
-/// Tokens of a vocabulary, which the trie counts in 24 bits.
+/// Maximum number of tokens in a vocabulary, which the trie counts in 24 bits.
 const MOST_TOKENS: usize = (1 << 24) - 1;
 
 /// The bytes of every token of a vocabulary, which all grammars share.
 ///
-/// It takes 0.2 s to build for 50,000 tokens, so build it once for a model and share it (`Arc`).
+/// Building it takes 0.2 s for 50,000 tokens, so build it once per model and share it (`Arc`).
 pub struct TokenTable {
     factory: ParserFactory,
-    /// Tokens that the tokenizer has, and the end-of-text tokens. Ids that only pad the vocabulary are not among them.
+    /// Tokens that the tokenizer has, and the end-of-text tokens. Ids that only pad the vocabulary are not
+    /// included.
     known: Mask,
     end: Mask,
     eos: Vec<TokenId>,
 }
 
 impl fmt::Debug for TokenTable {
-    // It has a vocabulary, too long to print.
+    // The vocabulary is too long to print.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenTable")
             .field("vocab", &self.vocab())
@@ -38,13 +39,13 @@ impl fmt::Debug for TokenTable {
 }
 
 impl TokenTable {
-    /// The table of a tokenizer, for a model that scores `vocab` tokens, of which `eos` end a text.
+    /// Builds the table of a tokenizer, for a model that scores `vocab` tokens, of which `eos` end a text.
     ///
     /// A model may score more tokens than the tokenizer has; those are never allowed.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a tokenizer whose tokens have no bytes of their own, and for an end-of-text token outside of the
-    /// vocabulary.
+    /// [`Error::Setting`] for a tokenizer whose tokens have no bytes of their own, and for an end-of-text
+    /// token outside the vocabulary.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: &[TokenId]) -> Result<Self> {
         if let Some(id) = eos.iter().find(|id| **id as usize >= vocab) {
             let why = format!("token {id} is not in the vocabulary of {vocab} tokens");
@@ -74,7 +75,7 @@ impl TokenTable {
         if !eos.is_empty() {
             trie = trie.with_eos_tokens(eos);
         }
-        // Some vocabularies of bytes lack those of rare characters.
+        // Some vocabularies of bytes lack the bytes of rare characters.
         let canonical = (b' '..=b'~').all(|byte| trie.token_id_at_bytes(&[byte]).is_some());
         let env: TokEnv = Arc::new(Env { trie, tokenizer, canonical });
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
@@ -83,7 +84,7 @@ impl TokenTable {
         Ok(Self { factory, known, end: Mask::of(vocab, eos.iter().copied()), eos: eos.to_vec() })
     }
 
-    /// Tokens that the model scores.
+    /// Number of tokens that the model scores.
     pub fn vocab(&self) -> usize {
         self.known.vocab()
     }
@@ -99,8 +100,8 @@ impl TokenTable {
         if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) { &[] } else { bytes }
     }
 
-    /// Whether text that must follow is turned into tokens as the tokenizer does it. Otherwise no token is forced, as for
-    /// tokenizers that have no token for some ASCII character.
+    /// Whether text that must follow is tokenized as the tokenizer does it. Otherwise no token is forced, as
+    /// for tokenizers that have no token for some ASCII character.
     pub fn forces(&self) -> bool {
         self.factory.tok_env().tokenize_is_canonical()
     }
@@ -118,7 +119,7 @@ impl TokenTable {
     }
 }
 
-/// A token as the trie has it: special tokens begin with a byte that is in no text.
+/// The entry of a token in the trie: special tokens begin with a byte that no text contains.
 fn word(piece: Option<Piece>) -> Vec<u8> {
     let mark = TokTrie::SPECIAL_TOKEN_MARKER;
     match piece {
@@ -132,24 +133,24 @@ fn word(piece: Option<Piece>) -> Vec<u8> {
     }
 }
 
-/// The tokenizer as llguidance asks it.
+/// The tokenizer's interface for llguidance.
 struct Env {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
     canonical: bool,
 }
 
-/// A character that merges with no other. It stands before a text whose first token would get a space otherwise.
+/// A character that merges with no other. It precedes a text whose first token would get a space otherwise.
 const MARK: char = '\u{2}';
-/// Tokens that the mark may become.
+/// Maximum number of tokens that the mark may become.
 const MOST_MARKS: usize = 4;
-/// Bytes that are turned into tokens at once, and the tokens at their end that may differ from those of the whole text.
-/// llguidance looks at the last 4.
+/// Maximum number of bytes that are tokenized at once, and number of tokens at their end that may differ from
+/// those of the whole text. llguidance looks at the last 4.
 const MOST_BYTES: usize = 1024;
 const CUT: usize = 8;
 
 impl Env {
-    /// The tokens that the tokenizer makes of `text` in the middle of a longer one; `None` where they would not have its bytes.
+    /// The tokens of `text` in the middle of a longer one; `None` if they would not have its bytes.
     fn canonical(&self, text: &str) -> Option<Vec<TokenId>> {
         let ids = self.tokenizer.encode(text, false).ok()?;
         if self.spells(&ids, text) {
@@ -176,7 +177,8 @@ impl TokenizerEnv for Env {
         &self.trie
     }
 
-    /// Of a long text, the tokens of its beginning are enough: the others are asked for again.
+    /// Tokenizes bytes. For a long text, the tokens of its beginning are enough: llguidance asks for the
+    /// others again.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let tokenized = |bytes: &[u8]| {
             let canonical = str::from_utf8(bytes).ok().and_then(|text| self.canonical(text));

@@ -7,8 +7,8 @@ use kiln_core::{Result, model::TokenId};
 use super::{Processor, RowState, lengths::in_vocabulary};
 use crate::settings::setting;
 
-/// The only tokens that may come next, as a program decides. Where their scores are all -inf, they become equally likely, as in
-/// transformers 5. (`PrefixConstrainedLogitsProcessor`)
+/// The only tokens that may come next, as a program decides. If their scores are all -inf, they become
+/// equally likely, as in transformers 5. (`PrefixConstrainedLogitsProcessor`)
 #[derive(Clone)]
 pub struct AllowedTokens(Arc<Allowed>);
 
@@ -17,15 +17,15 @@ type Allowed = dyn Fn(&RowState<'_>) -> Vec<TokenId> + Send + Sync;
 impl AllowedTokens {
     pub(super) const NAME: &str = "allowed_tokens";
 
-    /// `allowed` is asked before each token of each row. The generation ends with an error where it names no token, or one that is
-    /// not in the vocabulary.
+    /// Creates the processor. `allowed` is called before each token of each row. The generation ends with an
+    /// error if it returns no token, or one that is not in the vocabulary.
     pub fn new(allowed: impl Fn(&RowState<'_>) -> Vec<TokenId> + Send + Sync + 'static) -> Self {
         Self(Arc::new(allowed))
     }
 }
 
 impl Processor for AllowedTokens {
-    /// Changes nothing where no token is allowed.
+    /// Changes nothing if no token is allowed.
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
         _ = self.try_apply(row, scores);
     }

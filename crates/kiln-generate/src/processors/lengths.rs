@@ -1,4 +1,4 @@
-//! What depends on how long a row is.
+//! Processors that depend on the length of a row.
 
 use kiln_core::{Result, model::TokenId};
 
@@ -18,7 +18,7 @@ pub(super) struct MinLength {
 
 impl MinLength {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        // Who asks for new tokens asks for no length.
+        // `min_new_tokens` overrides `min_length`.
         let min = config.min_length.filter(|_| config.min_new_tokens.is_none());
         Ok(until(min, config).map(|(min, eos)| Self { min, eos }))
     }
@@ -32,7 +32,8 @@ impl Processor for MinLength {
     }
 }
 
-/// Removes the tokens that end a row while fewer than `min` were generated. (`MinNewTokensLengthLogitsProcessor`)
+/// Removes the tokens that end a row while fewer than `min` were generated.
+/// (`MinNewTokensLengthLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct MinNewTokens {
     min: usize,
@@ -53,13 +54,13 @@ impl Processor for MinNewTokens {
     }
 }
 
-/// A length, and the tokens that end a row; `None` where there is neither.
+/// A length, and the tokens that end a row; `None` if either is missing.
 fn until(min: Option<usize>, config: &GenerationConfig) -> Option<(usize, Vec<TokenId>)> {
     let eos = config.eos_token_id.clone().filter(|eos| !eos.is_empty());
     min.filter(|&min| min > 0).zip(eos)
 }
 
-/// Chooses this token after a prompt of one token. (`ForcedBOSTokenLogitsProcessor`)
+/// Forces this token after a prompt of one token. (`ForcedBOSTokenLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct ForcedBos(TokenId);
 
@@ -81,7 +82,7 @@ impl Processor for ForcedBos {
     }
 }
 
-/// Chooses one of these tokens as the last that may be generated. (`ForcedEOSTokenLogitsProcessor`)
+/// Forces one of these tokens as the last that may be generated. (`ForcedEOSTokenLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct ForcedEos(Vec<TokenId>);
 
@@ -103,7 +104,7 @@ impl Processor for ForcedEos {
     }
 }
 
-/// Leaves nothing but these tokens, equally likely.
+/// Removes all but these tokens, which become equally likely.
 fn force(scores: &mut [f32], tokens: &[TokenId]) {
     scores.fill(f32::NEG_INFINITY);
     for &id in tokens {
@@ -122,8 +123,8 @@ pub(crate) fn in_vocabulary(name: &'static str, tokens: &[TokenId], vocab: usize
     }
 }
 
-/// Raises the scores of the tokens that end a row by `(factor ^ steps - 1) * |score|`, where `steps` counts the tokens
-/// generated beyond `start`. (`ExponentialDecayLengthPenalty`)
+/// Raises the scores of the tokens that end a row by `(factor ^ steps - 1) * |score|`, where `steps` counts
+/// the tokens generated beyond `start`. (`ExponentialDecayLengthPenalty`)
 #[derive(Debug)]
 pub(super) struct ExponentialDecay {
     start: usize,
@@ -145,11 +146,11 @@ impl Processor for ExponentialDecay {
         let Some(steps @ 1..) = row.generated.checked_sub(self.start) else { return };
         let factor = (self.factor.powf(steps as f64) - 1.0) as f32;
         for &id in &self.eos {
-            // A token that was removed stays removed.
+            // A removed token stays removed.
             if let Some(score) =
                 scores.get_mut(id as usize).filter(|score| score.is_finite() && **score != 0.0)
             {
-                // A score that grows without bounds is the largest there is.
+                // A score that overflows becomes the largest finite number.
                 *score = (*score + score.abs() * factor).clamp(f32::MIN, f32::MAX);
             }
         }

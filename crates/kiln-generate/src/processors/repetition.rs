@@ -1,4 +1,4 @@
-//! What occurred before becomes less likely, or impossible.
+//! Processors that make repetitions less likely, or impossible.
 
 use std::{borrow::Cow, collections::HashSet, ops::RangeInclusive};
 
@@ -13,7 +13,8 @@ use crate::{
 
 /// `s < 0 ? s * penalty : s / penalty` for every token that occurred, once however often it did.
 ///
-/// As transformers 5 does, and 4 did not, padding in front of the row is no occurrence. (`RepetitionPenaltyLogitsProcessor`)
+/// As in transformers 5, but not 4, padding before the row is not an occurrence.
+/// (`RepetitionPenaltyLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct RepetitionPenalty(f32);
 
@@ -34,8 +35,8 @@ impl Processor for RepetitionPenalty {
     }
 }
 
-/// The opposite of a repetition penalty, for tokens of the prompt: what occurs there becomes more likely. Padding counts, as
-/// in transformers. (`EncoderRepetitionPenaltyLogitsProcessor`)
+/// The opposite of a repetition penalty, for tokens of the prompt, which become more likely. Padding counts,
+/// as in transformers. (`EncoderRepetitionPenaltyLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct EncoderRepetitionPenalty {
     penalty: f32,
@@ -56,7 +57,8 @@ impl Processor for EncoderRepetitionPenalty {
     }
 }
 
-/// Scores up to 3e8, far more than any model gives, stay finite when they are divided or multiplied by these.
+/// Allowed penalties. Scores up to 3e8, far more than any model gives, stay finite when divided or multiplied
+/// by these.
 const POSSIBLE: RangeInclusive<f32> = 1e-30..=1e30;
 
 fn penalty(name: &'static str, value: Option<f32>) -> Result<Option<f32>> {
@@ -79,8 +81,8 @@ fn penalize(ids: &[TokenId], penalty: f32, scores: &mut [f32]) {
     }
 }
 
-/// Removes what would complete a sequence of `n` tokens that occurred before. Padding counts, as in transformers.
-/// (`NoRepeatNGramLogitsProcessor`)
+/// Removes tokens that would complete a sequence of `n` tokens that occurred before. Padding counts, as in
+/// transformers. (`NoRepeatNGramLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct NoRepeatNgram {
     n: usize,
@@ -101,8 +103,8 @@ impl Processor for NoRepeatNgram {
     }
 }
 
-/// Removes what would complete a sequence of `n` tokens of the prompt. Padding counts, as in transformers.
-/// (`EncoderNoRepeatNGramLogitsProcessor`)
+/// Removes tokens that would complete a sequence of `n` tokens of the prompt. Padding counts, as in
+/// transformers. (`EncoderNoRepeatNGramLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct EncoderNoRepeatNgram {
     n: usize,
@@ -123,7 +125,7 @@ impl Processor for EncoderNoRepeatNgram {
     }
 }
 
-/// `ids` with the padding of `row` in front, if there is a token for padding.
+/// Prepends the padding of `row` to `ids`, if there is a padding token.
 pub(super) fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> Cow<'a, [TokenId]> {
     match pad.filter(|_| row.padding > 0) {
         Some(pad) => std::iter::repeat_n(pad, row.padding).chain(ids.iter().copied()).collect(),
@@ -131,7 +133,7 @@ pub(super) fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<Tok
     }
 }
 
-/// The token that rows are padded with: as in transformers, the first that ends a row where no other is named.
+/// The padding token: as in transformers, the first token that ends a row if no other is named.
 pub(super) fn padding(config: &GenerationConfig) -> Option<TokenId> {
     config.pad_token_id.or_else(|| config.eos_token_id.as_ref()?.first().copied())
 }

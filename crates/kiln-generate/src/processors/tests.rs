@@ -8,7 +8,7 @@ use crate::GenerationConfig;
 
 const OUT: f32 = f32::NEG_INFINITY;
 
-/// The processors of `settings` alone, where tokens are drawn.
+/// The processors of only `settings`, with sampling.
 fn processors(settings: Value) -> Processors {
     let config: GenerationConfig = serde_json::from_value(settings).expect("right types");
     let top_k = config.top_k.unwrap_or(0);
@@ -25,12 +25,12 @@ fn applied(settings: Value, row: RowState<'_>, scores: &[f32]) -> Vec<f32> {
     scores
 }
 
-/// With a prompt of no generated tokens.
+/// Applies the processors to a prompt without generated tokens.
 fn of_prompt(settings: Value, ids: &[u32], scores: &[f32]) -> Vec<f32> {
     applied(settings, row(ids, 0), scores)
 }
 
-/// What transformers recorded, to the last bit but for logarithms.
+/// Compares with recordings of transformers, to the last bit except for logarithms.
 #[test]
 fn transformers() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
@@ -74,7 +74,7 @@ fn transformers() {
     }
 }
 
-/// A value of each setting that is not neutral.
+/// A value that is not neutral for each setting.
 fn all() -> Value {
     json!({
         "do_sample": true, "temperature": 0.7, "top_h": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9,
@@ -177,7 +177,7 @@ fn sequences_are_biased_where_they_may_be_completed() {
     );
 }
 
-/// As `PrefixConstrainedLogitsProcessor` of transformers 5.23 does.
+/// Gives the results of `PrefixConstrainedLogitsProcessor` of transformers 5.23.
 #[test]
 fn only_what_is_allowed_stays() {
     let after = |settings: Value, allowed: Vec<u32>, scores: &[f32]| {
@@ -310,7 +310,7 @@ fn top_p_removes_the_first_of_equals_and_never_the_last() {
     );
     assert_eq!(of_prompt(json!({"top_p": 0.51}), &[], &quarters), [OUT, 0.0, 0.0, 0.0]);
     assert_eq!(of_prompt(json!({"top_p": 1e-9}), &[], &quarters), [OUT, OUT, OUT, 0.0]);
-    // In float64, which Python computes in, 1 - 0.8 rounds to the float32 that a fifth is.
+    // In float64, in which Python computes, 1 - 0.8 rounds to the float32 nearest to a fifth.
     assert_eq!(of_prompt(json!({"top_p": 0.8}), &[], &[0.0; 5]), [OUT, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(of_prompt(json!({"top_p": 0.9}), &[], &[OUT, 1.0, OUT]), [OUT, 1.0, OUT]);
     assert_eq!(of_prompt(json!({"top_p": 0.9}), &[], &[OUT; 2]), [OUT; 2]);

@@ -1,12 +1,12 @@
-//! Tokens that are made more or less likely by name.
+//! Processors that make given tokens more or less likely.
 
 use kiln_core::{Result, model::TokenId};
 
 use super::{Processor, RowState, lengths::in_vocabulary, remove_tokens};
 use crate::{config::GenerationConfig, settings::setting};
 
-/// Adds to the score of the last token of each sequence, where the row ends with the others. Every sequence of bad words
-/// has a bias of -inf. (`SequenceBiasLogitsProcessor`, `NoBadWordsLogitsProcessor`)
+/// Adds to the score of the last token of each sequence, if the row ends with the others. Every sequence of
+/// bad words has a bias of -inf. (`SequenceBiasLogitsProcessor`, `NoBadWordsLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct SequenceBias {
     setting: &'static str,
@@ -22,7 +22,7 @@ impl SequenceBias {
         Self::of("sequence_bias", sequences)
     }
 
-    /// A bad word that is a single token which ends a row is ignored.
+    /// Creates the processor for bad words. A bad word that is a single end token is ignored.
     pub(super) fn of_bad_words(config: &GenerationConfig) -> Result<Option<Self>> {
         let ends = |words: &[TokenId]| match (words, &config.eos_token_id) {
             ([id], Some(eos)) => eos.contains(id),
@@ -77,7 +77,7 @@ impl Processor for Suppress {
 #[derive(Debug)]
 pub(super) struct SuppressAtBegin {
     tokens: Vec<TokenId>,
-    /// Whether the first token behind a prompt of one token is forced, so that the second counts as the first.
+    /// Whether the first token after a prompt of one token is forced, so that the second counts as the first.
     forced: bool,
 }
 
@@ -98,7 +98,7 @@ impl Processor for SuppressAtBegin {
     }
 }
 
-/// Makes numbers of what is none: NaN becomes 0, and infinities the largest numbers there are.
+/// Replaces invalid numbers: NaN becomes 0, and infinities become the largest finite numbers.
 /// (`InfNanRemoveLogitsProcessor`)
 #[derive(Debug)]
 pub(super) struct RemoveInvalid;

@@ -1,4 +1,4 @@
-//! What shapes the distribution that a token is drawn from.
+//! Processors that shape the distribution for sampling.
 
 use kiln_core::Result;
 use kiln_kernels::Sampling;
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Temperature(f32);
 
-/// Scores up to 3e8, far more than any model gives, stay finite when they are divided by it.
+/// Minimum temperature. Scores up to 3e8, far more than any model gives, stay finite when divided by it.
 const LOWEST_TEMPERATURE: f32 = 1e-30;
 
 impl Temperature {
@@ -41,8 +41,8 @@ impl Processor for Temperature {
     }
 }
 
-/// Of the 100 largest scores, keeps those whose share of the entropy, summed from the likeliest on, is at most `h` times
-/// the whole. The likeliest stays. (`TopHLogitsWarper`)
+/// Among the 100 largest scores, keeps those whose share of the entropy, summed from the likeliest on, is at
+/// most `h` times the whole. The likeliest stays. (`TopHLogitsWarper`)
 #[derive(Debug)]
 pub(super) struct TopH(f32);
 
@@ -61,7 +61,7 @@ impl Processor for TopH {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
         const TOP: usize = 100;
 
-        // Whoever chooses the token reports it.
+        // The sampler reports NaN.
         if scores.iter().any(|score| score.is_nan()) {
             return;
         }
@@ -88,7 +88,7 @@ impl Processor for TopH {
     }
 }
 
-/// Removes what is below the k-th largest score; all that equal it stay. (`TopKLogitsWarper`)
+/// Removes scores below the k-th largest; all that equal it stay. (`TopKLogitsWarper`)
 #[derive(Debug)]
 pub(super) struct TopK(usize);
 
@@ -116,8 +116,8 @@ impl Processor for TopK {
 
 /// Keeps the likeliest tokens that together reach the probability. (`TopPLogitsWarper`)
 ///
-/// Sorted ascending, a token is removed where the cumulative probability up to and including it is at most `1 - p`;
-/// the last is never removed. Of equal scores, the lower index comes first and so goes first.
+/// In ascending order, a token is removed if the cumulative probability up to and including it is at most
+/// `1 - p`; the last is never removed. Of equal scores, the lower index comes first and is removed first.
 #[derive(Debug)]
 pub(super) struct TopP {
     p: f32,
@@ -134,7 +134,7 @@ impl TopP {
         Ok((value < 1.0).then(|| Self { p: value, fewest: fewest(config) }))
     }
 
-    /// The probability that may be missing of what is kept.
+    /// The probability that removed tokens may have together.
     fn tail(&self) -> f32 {
         (1.0 - as_written(self.p)) as f32
     }
@@ -142,11 +142,12 @@ impl TopP {
 
 impl Processor for TopP {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
-        // Whoever chooses the token reports it.
+        // The sampler reports NaN.
         if scores.iter().any(|score| score.is_nan()) {
             return;
         }
-        // A removed token adds nothing and stays removed; leaving it out spares most of the sort after `top_k`.
+        // A removed token adds nothing and stays removed; leaving it out saves most of the sort after
+        // `top_k`.
         let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
         order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
         let Some(max) = order.last().map(|&last| scores[last]) else { return };
@@ -170,7 +171,7 @@ impl Processor for TopP {
     }
 }
 
-/// Removes what is less likely than `p` times the likeliest token. (`MinPLogitsWarper`)
+/// Removes tokens less likely than `p` times the likeliest token. (`MinPLogitsWarper`)
 #[derive(Debug)]
 pub(super) struct MinP {
     p: f32,
@@ -198,8 +199,8 @@ impl Processor for MinP {
     }
 }
 
-/// Keeps the tokens whose information is closest to the entropy, until they reach the probability; the closest always
-/// stays. (`TypicalLogitsWarper`)
+/// Keeps the tokens whose information is closest to the entropy, until they reach the probability; the
+/// closest always stays. (`TypicalLogitsWarper`)
 #[derive(Debug)]
 pub(super) struct Typical {
     p: f32,
@@ -283,7 +284,7 @@ impl Processor for Eta {
     }
 }
 
-/// A probability that tokens must reach; 0 is off.
+/// A minimum probability of tokens; 0 is off.
 fn cutoff(name: &'static str, value: Option<f32>) -> Result<Option<f32>> {
     match value.filter(|&value| value != 0.0) {
         Some(value) if value > 0.0 && value < 1.0 => Ok(Some(value)),
@@ -308,28 +309,28 @@ impl Processor for Renormalize {
         scores.copy_from_slice(&logp);
     }
 
-    /// A draw does not depend on it.
+    /// Normalization does not affect sampling.
     fn on_device(&self, _sampling: &mut Sampling) -> bool {
         true
     }
 }
 
-/// How many of the likeliest tokens are kept, whatever else: with beams, one that goes on beside those that end a row.
-/// (`min_tokens_to_keep`)
+/// Minimum number of likeliest tokens to keep: with beams, one that continues in addition to those that end a
+/// row. (`min_tokens_to_keep`)
 fn fewest(config: &GenerationConfig) -> usize {
     let ends = config.eos_token_id.as_ref().map_or(0, Vec::len).max(1);
     if config.num_beams.is_some_and(|beams| beams > 1) { ends + 1 } else { 1 }
 }
 
-/// Removes what is less likely than `limit`, but for the `fewest` largest scores.
+/// Removes tokens less likely than `limit`, except the `fewest` largest scores.
 fn remove_unlikely(scores: &mut [f32], limit: f32, fewest: usize) {
     let (max, total) = max_and_sum(scores);
-    // Those that equal the largest that is kept are kept, too.
+    // Scores that equal the smallest kept score are kept, too.
     let kept = if fewest < scores.len() { largest(scores, fewest) } else { f32::NEG_INFINITY };
     remove(scores, |score| (score - max).exp() / total < limit && score < kept);
 }
 
-/// Removes what meets the condition, but for the `fewest` largest scores, of equals the first.
+/// Removes scores that meet the condition, except the `fewest` largest, of equal ones the first.
 fn remove_but(scores: &mut [f32], fewest: usize, condition: impl Fn(f32) -> bool) {
     if fewest == 1 {
         return remove(scores, condition);
@@ -343,13 +344,13 @@ fn remove_but(scores: &mut [f32], fewest: usize, condition: impl Fn(f32) -> bool
     }
 }
 
-/// The n-th largest score, from 1 on.
+/// The n-th largest score, counted from 1.
 fn largest(scores: &[f32], n: usize) -> f32 {
     let mut sorted = scores.to_vec();
     *sorted.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// Probabilities; those of removed tokens are 0.
+/// Probabilities; removed tokens have 0.
 pub(crate) fn softmax(scores: &[f32]) -> Vec<f32> {
     let (max, total) = max_and_sum(scores);
     scores.iter().map(|score| (score - max).exp() / total).collect()
@@ -362,7 +363,7 @@ pub(crate) fn log_softmax(scores: &[f32]) -> Vec<f32> {
     scores.iter().map(|score| score - max - log).collect()
 }
 
-/// The entropy of a distribution in nats; tokens that were removed do not count.
+/// The entropy of a distribution in nats; removed tokens do not count.
 fn entropy(logp: &[f32]) -> f32 {
     let kept = logp.iter().filter(|logp| logp.is_finite());
     -kept.map(|logp| f64::from(logp.exp() * logp)).sum::<f64>() as f32

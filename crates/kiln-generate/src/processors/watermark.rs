@@ -1,4 +1,4 @@
-//! What hides a watermark.
+//! The processor that embeds a watermark.
 
 use kiln_core::{Result, model::TokenId};
 
@@ -11,11 +11,11 @@ use crate::{
     watermark::{GreenList, SynthId, WatermarkingConfig},
 };
 
-/// Prefers the tokens that a key selects. Padding counts, as in transformers. (`WatermarkLogitsProcessor`,
+/// Favors the tokens that a key selects. Padding counts, as in transformers. (`WatermarkLogitsProcessor`,
 /// `SynthIDTextWatermarkLogitsProcessor`)
 ///
-/// A step takes as many random numbers as there are green tokens (`lefthash`), 40 times as many (`selfhash`), or, of SynthID,
-/// a hash for each key and token that is possible, and `context_history_size * ngram_len` more.
+/// A step takes as many random numbers as there are green tokens (`lefthash`), 40 times as many (`selfhash`),
+/// or, for SynthID, a hash for each key and possible token, and `context_history_size * ngram_len` more.
 #[derive(Debug)]
 pub(super) struct Watermark {
     scheme: Scheme,

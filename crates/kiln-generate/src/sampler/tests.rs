@@ -6,7 +6,7 @@ fn sampler(seed: u64) -> Sampler {
     Sampler::new(Some(seed)).expect("a seed is given")
 }
 
-/// Numbers of a ChaCha8 written from the module's description, in Python.
+/// Compares with numbers of a ChaCha8 that was written in Python from the module's description.
 #[test]
 fn the_generator_is_the_one_described() {
     for (seed, row, words, eighteenth) in [

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{StopStrings, StoppedText, TextStream};
 use crate::Tokenizer;
 
-/// A tokenizer of `tokens`, whose last is special.
+/// A tokenizer of `tokens`, the last of which is special.
 fn tokenizer(tokens: &[String], decoder: Value) -> Arc<Tokenizer> {
     let vocab: Map<String, Value> = tokens.iter().enumerate().map(|(id, t)| (t.clone(), json!(id))).collect();
     let special = json!({
@@ -23,7 +23,7 @@ fn tokenizer(tokens: &[String], decoder: Value) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::load(file.to_string().as_bytes()).unwrap())
 }
 
-/// GPT-2's way: a character for every byte; then some tokens of two bytes.
+/// A tokenizer like GPT-2's: a character for every byte; then some tokens of two bytes.
 fn byte_level() -> Arc<Tokenizer> {
     let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut others = 256u32..;
@@ -32,7 +32,7 @@ fn byte_level() -> Arc<Tokenizer> {
         .collect();
     let single = characters.iter().map(|c| c.to_string());
     let mut tokens: Vec<String> = single.collect();
-    // Tails of characters with what follows, and two halves of different characters.
+    // Tails of characters with the characters that follow, and two halves of different characters.
     for pair in [[0xac, b'a'], [0x82, 0xac], [0xa9, 0xc3], [0x99, 0x82], [b' ', 0xe2], [b'a', b'b']] {
         tokens.push(pair.iter().map(|&b| characters[b as usize]).collect());
     }
@@ -42,7 +42,7 @@ fn byte_level() -> Arc<Tokenizer> {
     )
 }
 
-/// Llama 2's way: words with a mark for the space, and bytes for what is in no word.
+/// A tokenizer like Llama 2's: words with a mark for the space, and bytes for other text.
 fn byte_fallback() -> Arc<Tokenizer> {
     let bytes = (0..256u32).map(|b| format!("<0x{b:02X}>"));
     let words = ["▁", "▁a", "a", "b", "ab", "▁€", "é"].map(str::to_owned);
@@ -55,7 +55,7 @@ fn byte_fallback() -> Arc<Tokenizer> {
     tokenizer(&bytes.chain(words).collect::<Vec<_>>(), decoder)
 }
 
-/// All pieces, after checking that each is text by itself.
+/// All pieces joined, after checking that each is text by itself.
 fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
     let mut stream = TextStream::new(tokenizer.clone());
     let mut text = String::new();
@@ -69,7 +69,7 @@ fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
     text
 }
 
-/// `text` in tokens of one or more bytes, cut at random.
+/// Splits `text` into tokens of one or more bytes at random.
 fn spelled(tokenizer: &Tokenizer, text: &str, long: &[bool]) -> Vec<u32> {
     let vocab = tokenizer.inner().get_vocab(true);
     let bytes = text.as_bytes();
@@ -99,7 +99,8 @@ proptest! {
 
     #[test]
     fn pieces_are_what_decoding_at_once_gives(characters in prop::collection::vec((0usize..12, 0u32..7), 0..12)) {
-        // Whole characters, as bytes or as words; halves are replaced differently as more of them comes.
+        // Whole characters, as bytes or as words; incomplete ones are replaced differently as more of their
+        // bytes arrive.
         let bytes = ["a", " ", "é", "€", "🙂"];
         let ids: Vec<u32> = characters.iter().flat_map(|&(kind, word)| match bytes.get(kind) {
             Some(character) => character.bytes().map(u32::from).collect(),
@@ -173,7 +174,8 @@ fn an_empty_stop_string_is_refused() {
     assert_eq!((none.push("text"), none.found()), ("text".to_owned(), false));
 }
 
-/// Decoders of the Llama 2 kind drop the space before the first word; what is generated is not the first.
+/// Decoders like Llama 2's drop the space before the first word; generated text does not begin with the first
+/// word.
 #[test]
 fn a_text_after_a_prompt_keeps_its_first_space() {
     let json = r#"{
@@ -197,7 +199,7 @@ fn a_text_after_a_prompt_keeps_its_first_space() {
     );
 }
 
-/// Special tokens have a name, which is searched, and no text.
+/// A special token has a name, which is searched, and no text.
 #[test]
 fn a_text_ends_before_a_special_token_that_is_a_stop_string() {
     let tokenizer = byte_level();

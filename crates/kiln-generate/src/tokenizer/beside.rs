@@ -1,4 +1,4 @@
-//! Tokens that a folder has beside `tokenizer.json`, which are added to it as Transformers adds them.
+//! Tokens in files other than `tokenizer.json`, which are added to it as Transformers adds them.
 //!
 //! Rules: `_from_pretrained` in Transformers' `tokenization_utils_base.py`, and `__init__` in
 //! `tokenization_utils_tokenizers.py`.
@@ -21,31 +21,32 @@ const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
 
-/// A file of the folder, and one sentence that says what is wrong with it.
+/// A file of the folder, and one sentence about its fault.
 type Wrong = (&'static str, String);
 
-/// What a folder says of its tokenizer beside `tokenizer.json`.
+/// The settings of a folder's tokenizer in files other than `tokenizer.json`.
 ///
-/// Tokens are those of `tokenizer_config.json`: `added_tokens_decoder`, `extra_special_tokens` (or `additional_special_tokens`), and
-/// what a key that ends in `_token` names. Without `added_tokens_decoder`, `special_tokens_map.json` and `added_tokens.json` count, too.
+/// Tokens come from `tokenizer_config.json`: `added_tokens_decoder`, `extra_special_tokens` (or
+/// `additional_special_tokens`), and keys that end in `_token`. Without `added_tokens_decoder`,
+/// `special_tokens_map.json` and `added_tokens.json` count, too.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerConfig {
     /// Special tokens with a name.
     named: Vec<(String, Token)>,
     /// Special tokens without a name.
     extra: Vec<Token>,
-    /// Tokens by the id that the folder gives them.
+    /// Tokens by their id in the folder.
     listed: BTreeMap<u64, Token>,
-    /// Whether the tokens of `tokenizer.json` count as listed: without `added_tokens_decoder`.
+    /// Whether the tokens of `tokenizer.json` count as listed: true without `added_tokens_decoder`.
     lists_all: bool,
     splits_special_tokens: bool,
 }
 
 impl TokenizerConfig {
-    /// Files that the folder does not have are null.
+    /// Reads the files. Files that the folder does not have are null.
     ///
     /// # Errors
-    /// The file that is not as Transformers writes it, and one sentence about it.
+    /// The file that differs from what Transformers writes, and one sentence about it.
     pub fn new(config: &Value, special_tokens_map: &Value, added_tokens: &Value) -> Result<Self, Wrong> {
         let mut fields = object(config, CONFIG)?;
         let is_empty = |value: Option<&Value>| match value {
@@ -136,20 +137,21 @@ impl TokenizerConfig {
         self.named.iter().map(|(name, token)| (name.clone(), token.content.clone())).collect()
     }
 
-    /// Whether special tokens in a text are text as any other.
+    /// Whether special tokens in a text are ordinary text.
     pub fn splits_special_tokens(&self) -> bool {
         self.splits_special_tokens
     }
 
     /// Adds the tokens to `tokenizer`, a `tokenizer.json`.
     ///
-    /// A token that is not in the vocabulary gets the first free id, whatever id the folder gives it, as in Transformers.
+    /// A token that is not in the vocabulary gets the first free id, whatever id the folder gives it, as in
+    /// Transformers.
     pub fn complete(&self, tokenizer: &mut Value) {
         let Some(root) = tokenizer.as_object_mut() else { return };
         let mut added = match root.remove("added_tokens") {
             Some(Value::Array(added)) => added,
             None | Some(Value::Null) => Vec::new(),
-            // It is refused when the file is read.
+            // An error is reported when the file is read.
             Some(other) => {
                 root.insert("added_tokens".to_owned(), other);
                 return;
@@ -192,7 +194,7 @@ impl TokenizerConfig {
             }
             match places.get(&token.content).and_then(|place| added.get_mut(*place)) {
                 Some(known) => {
-                    // Once special, a token stays special.
+                    // A special token stays special.
                     token.special |= known.get("special") == Some(&Value::Bool(true));
                     *known = token.json(known.get("id").cloned().unwrap_or_default());
                 }
@@ -205,7 +207,7 @@ impl TokenizerConfig {
     }
 }
 
-/// A token that is looked for in a text before it is cut into words. (`AddedToken`)
+/// A token that is searched for in a text before it is split into words. (`AddedToken`)
 #[derive(Clone, Debug, PartialEq)]
 struct Token {
     content: String,
@@ -221,7 +223,7 @@ impl Token {
         Self { content, single_word: false, lstrip: false, rstrip: false, normalized: !special, special }
     }
 
-    /// A text, which is a special token, or an object with the fields of a token.
+    /// Reads a text, which is a special token, or an object with the fields of a token.
     fn read(value: &Value) -> Option<Self> {
         if let Value::String(content) = value {
             return Some(Self::new(content.clone(), true));
@@ -250,7 +252,7 @@ impl Token {
     }
 }
 
-/// The ids that the tokenizers crate gives to added tokens.
+/// The ids that the tokenizers crate assigns to added tokens.
 struct Ids<'a> {
     vocab: HashMap<&'a str, u64>,
     given: HashMap<String, u64>,
@@ -291,7 +293,7 @@ fn object(value: &Value, file: &'static str) -> Result<Fields, Wrong> {
     }
 }
 
-/// The text of a token, which is a text or an object with that of the token.
+/// The text of a token, which is a string or an object that contains it.
 fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
@@ -301,7 +303,7 @@ fn is_own(key: &str) -> bool {
     key.ends_with("_token") && !NAMES.contains(&key)
 }
 
-/// Takes the tokens out that have names of their own: texts of keys that end in `_token`.
+/// Removes and returns the tokens with names of their own: texts of keys that end in `_token`.
 fn take_own(fields: &mut Fields) -> Vec<(String, Value)> {
     let takes = |key: &str, value: &Value| is_own(key) && value.is_string();
     let taken = fields.iter().filter(|(key, value)| takes(key, value));
@@ -310,7 +312,7 @@ fn take_own(fields: &mut Fields) -> Vec<(String, Value)> {
     taken
 }
 
-/// Takes `extra_special_tokens` out where it gives its tokens names.
+/// Removes and returns `extra_special_tokens`, if it gives its tokens names.
 fn take_extra(fields: &mut Fields) -> Fields {
     match fields.remove(EXTRA) {
         Some(Value::Object(extra)) => extra,
@@ -322,7 +324,7 @@ fn take_extra(fields: &mut Fields) -> Fields {
     }
 }
 
-/// Tokens of `special_tokens_map.json`, all of which are special.
+/// A token of `special_tokens_map.json`, all of which are special.
 fn special(mut value: Value) -> Value {
     match &mut value {
         Value::Object(token) if token.contains_key("content") => {

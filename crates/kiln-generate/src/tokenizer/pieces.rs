@@ -5,19 +5,20 @@ use tokenizers::{Decoder, DecoderWrapper};
 
 use super::{Checked, Tokenizer, contained};
 
-/// What a token stands for.
+/// The text of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// The bytes that the token adds in the middle of a text. They need not be whole characters.
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is a special token: it has a name and no text.
+    /// Whether the token is special: it has a name and no text.
     pub(crate) special: bool,
 }
 
 impl Tokenizer {
-    /// The pieces of the tokens 0 to `vocab - 1`; `None` where the tokenizer has no token, or none with a text.
+    /// The pieces of the tokens 0 to `vocab - 1`; `None` if there is no such token, or it has no text.
     ///
-    /// The bytes are those that decoders give in the middle of a text. Some decoders remove a space at the start of a text.
+    /// The bytes are those that decoders give in the middle of a text. Some decoders remove a space at the
+    /// start of a text.
     ///
     /// # Errors
     /// A decoder whose tokens have no bytes of their own.
@@ -35,7 +36,7 @@ impl Tokenizer {
         })?
     }
 
-    /// The text of a special token between two others, where it is not left out; `None` for any other token.
+    /// The text of a special token between two others, if it is not left out; `None` for any other token.
     pub(crate) fn special_text(&self, id: TokenId) -> Option<String> {
         let token = self.inner.id_to_token(id)?;
         if !self.inner.get_added_vocabulary().is_special_token(&token) {
@@ -49,15 +50,15 @@ impl Tokenizer {
     }
 }
 
-/// How a decoder turns tokens into bytes.
+/// The way in which a decoder turns tokens into bytes.
 enum Spelling<'a> {
     /// Each byte is a character of GPT-2's alphabet.
     Alphabet,
-    /// The bytes are those that a token adds between two others. Where there is no decoder, they are joined by spaces.
+    /// The bytes that a token adds between two others. Without a decoder, tokens are joined by spaces.
     Between { decoder: Option<&'a DecoderWrapper>, byte_fallback: bool, head: String, tail: String },
 }
 
-/// Stands before and after a token whose bytes are looked for.
+/// Precedes and follows a token whose bytes are determined.
 const NEIGHBOUR: &str = "a";
 
 impl<'a> Spelling<'a> {
@@ -88,7 +89,7 @@ impl<'a> Spelling<'a> {
 
     fn bytes(&self, token: &str) -> Option<Vec<u8>> {
         match self {
-            // A token with another character than those of the alphabet stands for its own text, as in the decoder.
+            // A token with a character outside the alphabet stands for its own text, as in the decoder.
             Self::Alphabet => token.chars().map(byte).collect::<Option<_>>().or_else(|| Some(token.into())),
             Self::Between { byte_fallback: true, .. } if fallback(token).is_some() => {
                 fallback(token).map(|byte| vec![byte])
@@ -123,8 +124,8 @@ fn fallback(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// The byte that a character of GPT-2's alphabet stands for (`bytes_to_unicode`): printable bytes are themselves, and the
-/// others follow from U+0100 on.
+/// The byte that a character of GPT-2's alphabet stands for (`bytes_to_unicode`): printable bytes are
+/// themselves, and the others follow from U+0100 on.
 fn byte(character: char) -> Option<u8> {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u8::try_from(u32::from(character)) {

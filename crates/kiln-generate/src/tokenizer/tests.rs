@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A file whose model has the tokens `a`, `b`, `aa` and a space, with `parts` in place of what it has.
+/// A file whose model has the tokens `a`, `b`, `aa` and a space, with some parts replaced by `parts`.
 fn file(parts: Value) -> Value {
     let mut file = json!({
         "version": "1.0",
@@ -19,7 +19,7 @@ fn load(parts: Value) -> Checked<Tokenizer> {
     Tokenizer::load(file(parts).to_string().as_bytes())
 }
 
-/// Whether the crate alone panics where it reads the file, encodes `text` and decodes `ids`.
+/// Whether the crate by itself panics when it reads the file, encodes `text` and decodes `ids`.
 fn panics(parts: &Value, text: &str, ids: &[u32]) -> bool {
     let file = file(parts.clone()).to_string();
     let used = contained(|| {
@@ -30,7 +30,7 @@ fn panics(parts: &Value, text: &str, ids: &[u32]) -> bool {
     used.is_err()
 }
 
-/// A file with which the crate panics is refused, and the sentence says `why`.
+/// Checks that a file with which the crate panics is rejected, with `why` in the sentence.
 fn refused(parts: Value, text: &str, ids: &[u32], why: &str) {
     assert!(panics(&parts, text, ids), "the crate does not panic with {parts}");
     let error = load(parts).expect_err(why);
@@ -46,7 +46,7 @@ fn a_file_that_breaks_off_is_an_error() {
 
 #[test]
 fn a_character_map_that_points_outside_is_refused() {
-    // Texts are the zero byte; a trie of 0, 1 or 256 units.
+    // Texts are the zero byte; a trie has 0, 1 or 256 units.
     let map = |units: &[u32]| {
         let bytes: Vec<u8> =
             [units.len() as u32 * 4].iter().chain(units).flat_map(|unit| unit.to_le_bytes()).collect();
@@ -140,7 +140,7 @@ fn a_merge_that_gives_no_token_is_refused() {
     };
     refused(model(json!({"a": 0, "b": 1}), "", "a b"), "a", &[], "gives no token");
     refused(model(json!({"a": 0, "b": 1, "ab": 2}), "##", "a b"), "a", &[], "gives no token");
-    // The crate makes a `str` of half a character here, and says so in its error.
+    // The crate slices a `str` within a character here, and says so in its error.
     let half = model(json!({"a": 0, "é": 1, "abc": 2}), "#", "a é");
     assert!(load(half).unwrap_err().contains("gives no token"));
     let whole = load(model(json!({"a": 0, "##b": 1, "ab": 2}), "##", "a ##b")).unwrap();
@@ -281,7 +281,7 @@ fn the_demo_is_what_the_crate_makes_of_it() {
     }
 }
 
-/// A charsmap that maps a to b, as SentencePiece writes it.
+/// A character map that maps a to b, in SentencePiece's format.
 fn small_map() -> String {
     let mut units = vec![0_u32; 256];
     units[usize::from(b'a')] = 1 << 8 | u32::from(b'a') | 1 << 10;

@@ -1,4 +1,4 @@
-//! Finding watermarks in tokens.
+//! Detection of watermarks in tokens.
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,11 @@ use kiln_core::{Error, Result, model::TokenId, setters};
 
 use super::{GreenList, GreenListConfig, SeedingScheme, SynthId, SynthIdConfig};
 
-/// Standard deviations above what is expected of other text, from which on transformers calls a text watermarked. Of a thousand
-/// other texts, one is called so.
+/// Number of standard deviations above the expectation for other text from which on transformers calls a text
+/// watermarked. One in a thousand other texts is called so.
 const Z_THRESHOLD: f64 = 3.0;
 
-/// Finds the watermark of a [`GreenListConfig`]. (transformers' `WatermarkDetector`)
+/// Detects the watermark of a [`GreenListConfig`]. (transformers' `WatermarkDetector`)
 ///
 /// ```
 /// # use kiln_generate::watermark::{GreenListConfig, WatermarkDetector};
@@ -39,17 +39,17 @@ pub struct WatermarkDetector {
 
 setters!(WatermarkDetector { bos_token_id: TokenId, ignore_repeated_ngrams: bool, z_threshold: f64 });
 
-/// What a [`WatermarkDetector`] found in a text.
+/// The result of a [`WatermarkDetector`] for a text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct WatermarkDetection {
-    /// Tokens that could be green.
+    /// Number of tokens that could be green.
     pub num_tokens_scored: usize,
-    /// Those of them that are.
+    /// Number of green tokens among them.
     pub num_green_tokens: usize,
-    /// The share of those that are.
+    /// Share of green tokens among them.
     pub green_fraction: f64,
-    /// Standard deviations by which green tokens exceed what is expected without a watermark.
+    /// Number of standard deviations by which green tokens exceed the expectation without a watermark.
     pub z_score: f64,
     /// The probability of at least this z-score without a watermark.
     pub p_value: f64,
@@ -58,10 +58,11 @@ pub struct WatermarkDetection {
 }
 
 impl WatermarkDetector {
-    /// For text that was generated with these settings by a model with a vocabulary of `vocab` tokens.
+    /// Creates a detector for text that was generated with these settings by a model with a vocabulary of
+    /// `vocab` tokens.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first setting that is impossible.
+    /// [`Error::Setting`] for the first invalid setting.
     pub fn new(config: &GreenListConfig, vocab: usize) -> Result<Self> {
         Ok(Self {
             green_list: GreenList::new(config)?,
@@ -72,10 +73,12 @@ impl WatermarkDetector {
         })
     }
 
-    /// Looks for the watermark in these tokens, which should not contain the prompt. Takes `vocab` steps for each token.
+    /// Looks for the watermark in these tokens, which should not contain the prompt. Takes `vocab` steps per
+    /// token.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for fewer tokens than `context_width` and one, and for tokens that are not in the vocabulary.
+    /// [`Error::Prompt`] for fewer than `context_width + 1` tokens, and for tokens that are not in the
+    /// vocabulary.
     pub fn detect(&self, ids: &[TokenId]) -> Result<WatermarkDetection> {
         let ids = match ids {
             [first, rest @ ..] if Some(*first) == self.bos_token_id => rest,
@@ -115,11 +118,11 @@ impl WatermarkDetector {
     }
 }
 
-/// Finds the watermark of a [`SynthIdConfig`] by the mean of its g-values: without a watermark half of them are 1, with it more.
-/// (`mean_score` and `weighted_mean_score` of google-deepmind/synthid-text)
+/// Detects the watermark of a [`SynthIdConfig`] by the mean of its g-values: half of them are 1 without a
+/// watermark, more with it. (`mean_score` and `weighted_mean_score` of google-deepmind/synthid-text)
 ///
-/// Transformers' `BayesianDetectorModel` finds it in shorter text, after a training for each model and key. Kiln does not run
-/// it: [`g_values`](Self::g_values) and the masks are what it takes.
+/// Transformers' `BayesianDetectorModel` detects it in shorter text, after a training for each model and key.
+/// Kiln does not run it; its inputs are [`g_values`](Self::g_values) and the masks.
 ///
 /// ```
 /// # use kiln_generate::watermark::{SynthIdConfig, SynthIdDetector};
@@ -133,7 +136,7 @@ impl WatermarkDetector {
 #[non_exhaustive]
 pub struct SynthIdDetector {
     synth_id: SynthId,
-    /// Tokens from the first of these on are not scored. Default: all are.
+    /// Tokens from the first of these on are not scored. Default: none, so that all tokens are scored.
     pub eos_token_id: Vec<TokenId>,
     /// The z-score above which a text is called watermarked. Default: 3.
     pub z_threshold: f64,
@@ -141,18 +144,19 @@ pub struct SynthIdDetector {
 
 setters!(SynthIdDetector { eos_token_id: Vec<TokenId>, z_threshold: f64 });
 
-/// What a [`SynthIdDetector`] found in a text.
+/// The result of a [`SynthIdDetector`] for a text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SynthIdDetection {
-    /// Tokens that have g-values: those behind `ngram_len - 1` others that did not occur before.
+    /// Number of tokens with g-values: those after `ngram_len - 1` others that did not occur before.
     pub num_tokens_scored: usize,
-    /// The mean of their g-values, from 0 to 1.
+    /// Mean of their g-values, from 0 to 1.
     pub mean: f64,
-    /// Their mean with weights that fall from 10 for the first key to 1 for the last, because the first rounds of the tournament
-    /// leave more of the watermark.
+    /// Mean with weights that fall from 10 for the first key to 1 for the last, because the first rounds of
+    /// the tournament leave more of the watermark.
     pub weighted_mean: f64,
-    /// Standard deviations by which the weighted mean exceeds 0.5, where g-values of other text are fair coins.
+    /// Number of standard deviations by which the weighted mean exceeds 0.5, if g-values of other text are
+    /// fair coins.
     pub z_score: f64,
     /// The probability of at least this z-score without a watermark.
     pub p_value: f64,
@@ -161,10 +165,10 @@ pub struct SynthIdDetection {
 }
 
 impl SynthIdDetector {
-    /// For text that was generated with these settings.
+    /// Creates a detector for text that was generated with these settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first setting that is impossible.
+    /// [`Error::Setting`] for the first invalid setting.
     pub fn new(config: &SynthIdConfig) -> Result<Self> {
         Ok(Self { synth_id: SynthId::new(config)?, eos_token_id: Vec::new(), z_threshold: Z_THRESHOLD })
     }
@@ -172,7 +176,7 @@ impl SynthIdDetector {
     /// Looks for the watermark in these tokens, which should not contain the prompt.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for fewer than `ngram_len` tokens in front of one that ends the text.
+    /// [`Error::Prompt`] for fewer than `ngram_len` tokens before one that ends the text.
     pub fn detect(&self, ids: &[TokenId]) -> Result<SynthIdDetection> {
         let SynthIdConfig { ngram_len, ref keys, .. } = self.synth_id.config;
         let end = ids.iter().position(|id| self.eos_token_id.contains(id)).unwrap_or(ids.len());
@@ -210,7 +214,8 @@ impl SynthIdDetector {
         })
     }
 
-    /// The g-values of each sequence of `ngram_len` tokens, `[ids.len() - ngram_len + 1][keys]`. (`compute_g_values`)
+    /// The g-values of each sequence of `ngram_len` tokens, `[ids.len() - ngram_len + 1][keys]`.
+    /// (`compute_g_values`)
     pub fn g_values(&self, ids: &[TokenId]) -> Vec<Vec<bool>> {
         let SynthIdConfig { ngram_len, ref keys, .. } = self.synth_id.config;
         let of_ngram = |ngram: &[TokenId]| {
@@ -220,8 +225,8 @@ impl SynthIdDetector {
         ids.windows(ngram_len).map(of_ngram).collect()
     }
 
-    /// Whether the context of each sequence of `ngram_len` tokens is new, `[ids.len() - ngram_len + 1]`: not one of the
-    /// `context_history_size` before it. (`compute_context_repetition_mask`)
+    /// Whether the context of each sequence of `ngram_len` tokens is new, `[ids.len() - ngram_len + 1]`: not
+    /// one of the `context_history_size` before it. (`compute_context_repetition_mask`)
     pub fn context_repetition_mask(&self, ids: &[TokenId]) -> Vec<bool> {
         let SynthIdConfig { ngram_len, context_history_size: size, .. } = self.synth_id.config;
         let mut latest: HashMap<i64, usize> = HashMap::new();
@@ -250,7 +255,8 @@ fn too_short(tokens: usize, least: usize) -> Error {
     Error::Prompt { why }
 }
 
-/// The probability that a normal distribution exceeds `z` standard deviations, with a relative error below 1e-12.
+/// The probability that a normal distribution exceeds `z` standard deviations, with a relative error below
+/// 1e-12.
 pub(super) fn p_value(z: f64) -> f64 {
     match z {
         ..0.0 => 1.0 - p_value(-z),
@@ -258,9 +264,9 @@ pub(super) fn p_value(z: f64) -> f64 {
     }
 }
 
-/// The complementary error function for `x` from 0 on: its power series, or its continued fraction.
+/// The complementary error function for nonnegative `x`: its power series, or its continued fraction.
 fn erfc(x: f64) -> f64 {
-    /// Where the series begins to cancel.
+    /// The number from which on the series suffers from cancellation.
     const LARGE: f64 = 2.0;
     const TERMS: u32 = 100;
 

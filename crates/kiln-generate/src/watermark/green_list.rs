@@ -1,4 +1,4 @@
-//! A part of the vocabulary that becomes more likely.
+//! The green-list watermark: a part of the vocabulary becomes more likely.
 
 use std::sync::OnceLock;
 
@@ -7,25 +7,25 @@ use serde::Deserialize;
 
 use super::{impossible, torch_random::TorchRandom};
 
-/// Raises the scores of green tokens: a random part of the vocabulary that depends on a key and on the tokens before.
-/// (Kirchenbauer et al., "On the Reliability of Watermarks for Large Language Models", 2023; transformers'
-/// `WatermarkingConfig`)
+/// Raises the scores of green tokens: a random part of the vocabulary that depends on a key and on the
+/// preceding tokens. (Kirchenbauer et al., "On the Reliability of Watermarks for Large Language Models",
+/// 2023; transformers' `WatermarkingConfig`)
 ///
-/// Whoever knows the key can find and imitate the watermark: take one of your own, and keep it secret.
+/// Anyone with the key can detect and imitate the watermark: choose your own key, and keep it secret.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct GreenListConfig {
     /// The share of the vocabulary that is green: above 0 and below 1. Default: 0.25.
     pub greenlist_ratio: f64,
-    /// What is added to the scores of green tokens. Default: 2.
+    /// Increase of the scores of green tokens. Default: 2.
     pub bias: f32,
     /// The key. Default: 15485863, which is public.
     pub hashing_key: i64,
-    /// What selects the green tokens. Default: the token before.
+    /// The tokens that select the green list. Default: the preceding token.
     pub seeding_scheme: SeedingScheme,
-    /// How many tokens select the green ones where the token itself is one of them, from 1 on. Default: 1. Without as many
-    /// tokens before it, a token gets no watermark.
+    /// Number of tokens that select the green list if the token itself is one of them, at least 1. Default:
+    /// 1. A token with fewer tokens before it gets no watermark.
     pub context_width: usize,
 }
 
@@ -49,14 +49,14 @@ impl Default for GreenListConfig {
     }
 }
 
-/// What selects green tokens.
+/// The tokens that select the green list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SeedingScheme {
-    /// `lefthash`: the token before. Takes `vocab` steps for each token that is generated.
+    /// `lefthash`: the preceding token. Takes `vocab` steps per generated token.
     LeftHash,
-    /// `selfhash`: the token itself and those before. Only the 40 likeliest tokens can be green, and generating takes 40 times
-    /// as long as with [`LeftHash`](Self::LeftHash).
+    /// `selfhash`: the token itself and the preceding ones. Only the 40 likeliest tokens can be green, and
+    /// generating takes 40 times as long as with [`LeftHash`](Self::LeftHash).
     SelfHash,
 }
 
@@ -64,14 +64,14 @@ pub enum SeedingScheme {
 #[derive(Debug)]
 pub(crate) struct GreenList {
     pub(super) config: GreenListConfig,
-    /// `fixed_table` of transformers: a permutation, made when it is first used.
+    /// `fixed_table` of transformers: a permutation, computed on first use.
     table: OnceLock<Vec<u32>>,
 }
 
 impl GreenList {
-    /// Numbers of the table.
+    /// Size of the table.
     const TABLE: usize = 1_000_003;
-    /// Tokens that can be green by themselves: the likeliest.
+    /// Number of likeliest tokens that can be green in `selfhash`.
     const CANDIDATES: usize = 40;
 
     pub(crate) fn new(config: &GreenListConfig) -> Result<Self> {
@@ -90,7 +90,7 @@ impl GreenList {
         Ok(Self { config: config.clone(), table: OnceLock::new() })
     }
 
-    /// Raises the scores of what is green behind `ids`; `len`: tokens that the row has.
+    /// Raises the scores of green tokens after `ids`; `len`: number of tokens in the row.
     pub(crate) fn apply(&self, ids: &[TokenId], len: usize, scores: &mut [f32]) {
         if len < self.config.context_width {
             return;
@@ -107,13 +107,13 @@ impl GreenList {
         }
     }
 
-    /// The green tokens behind `ids` of a vocabulary of `vocab` tokens, where only the last of `ids` counts.
+    /// The green tokens after `ids` of a vocabulary of `vocab` tokens, if only the last of `ids` counts.
     pub(super) fn behind(&self, ids: &[TokenId], vocab: usize) -> Vec<TokenId> {
         let random = ids.last().map(|&last| self.random_behind(last));
         random.map_or_else(Vec::new, |random| random.permutation(vocab, self.size(vocab)))
     }
 
-    /// Whether `token` is green behind `ids`.
+    /// Whether `token` is green after `ids`.
     pub(super) fn is_green(&self, ids: &[TokenId], token: TokenId, vocab: usize) -> bool {
         let random = match self.config.seeding_scheme {
             SeedingScheme::LeftHash => ids.last().map(|&last| self.random_behind(last)),
@@ -122,7 +122,7 @@ impl GreenList {
         random.is_some_and(|random| random.begins_with(token, vocab, self.size(vocab)))
     }
 
-    /// How many tokens are green.
+    /// Number of green tokens.
     fn size(&self, vocab: usize) -> usize {
         (vocab as f64 * self.config.greenlist_ratio) as usize
     }
@@ -136,7 +136,7 @@ impl GreenList {
         let table = self.table.get_or_init(|| TorchRandom::new(key).permutation(Self::TABLE, Self::TABLE));
         let hash = |id: TokenId| i64::from(table[id as usize % Self::TABLE]) + 1;
         let before = &ids[(ids.len() + 1).saturating_sub(context_width).min(ids.len())..];
-        // As int64 of torch, products wrap around.
+        // Products wrap around, as int64 in torch.
         let product = |id| key.wrapping_mul(hash(id)).wrapping_mul(hash(token));
         let least = before.iter().map(|&id| product(id)).fold(product(token), i64::min);
         seeded(i128::from(least))
@@ -147,7 +147,7 @@ fn seeded(seed: i128) -> TorchRandom {
     TorchRandom::new(seed.rem_euclid(i128::from(u64::MAX)) as i64)
 }
 
-/// The tokens with the largest scores, of equals the first.
+/// The tokens with the largest scores, of equal ones the first.
 fn likeliest(scores: &[f32], count: usize) -> Vec<TokenId> {
     let mut order: Vec<TokenId> = (0..scores.len() as TokenId).collect();
     let first = |a: &TokenId, b: &TokenId| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));

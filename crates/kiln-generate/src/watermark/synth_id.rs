@@ -1,4 +1,4 @@
-//! A tournament between tokens.
+//! The SynthID watermark: a tournament between tokens.
 
 use std::sync::OnceLock;
 
@@ -7,33 +7,34 @@ use serde::Deserialize;
 
 use super::{impossible, torch_random::TorchRandom};
 
-/// Changes the probabilities of tokens by a tournament: one round for each key, in which each sequence of `ngram_len` tokens
-/// has a random g-value, 0 or 1, and tokens with a 1 win over others. (Dathathri et al., "Scalable watermarking for identifying
-/// large language model outputs", Nature 2024; transformers' `SynthIDTextWatermarkingConfig`)
+/// Changes the probabilities of tokens by a tournament: one round for each key, in which each sequence of
+/// `ngram_len` tokens has a random g-value, 0 or 1, and tokens with a 1 win over others. (Dathathri et al.,
+/// "Scalable watermarking for identifying large language model outputs", Nature 2024; transformers'
+/// `SynthIDTextWatermarkingConfig`)
 ///
-/// It is meant for tokens that are drawn. A context that occurred before gets no watermark. Whoever knows the keys can find
-/// and imitate the watermark.
+/// The watermark is meant for sampling. A context that occurred before gets no watermark. Anyone with the
+/// keys can detect and imitate the watermark.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct SynthIdConfig {
-    /// Tokens of a sequence that has g-values: the token itself, and those before it. From 1 to 1024.
+    /// Length of a sequence that has g-values: the token itself, and those before it. From 1 to 1024.
     pub ngram_len: usize,
-    /// Keys, one for each round, at least one. The paper takes 30.
+    /// Keys, one for each round, at least one. The paper uses 30.
     pub keys: Vec<i64>,
-    /// How many contexts are remembered to know whether one occurred before. Default: 1024.
+    /// Number of contexts that are remembered to detect repeated ones. Default: 1024.
     #[serde(default = "context_history_size")]
     pub context_history_size: usize,
-    /// Seed of the table that g-values are taken from. Default: 0.
+    /// Seed of the table of g-values. Default: 0.
     #[serde(default)]
     pub sampling_table_seed: i64,
-    /// Entries of that table, from 1 to 2^24. Default: 65536.
+    /// Size of that table, from 1 to 2^24. Default: 65536.
     #[serde(default = "sampling_table_size")]
     pub sampling_table_size: usize,
-    /// Whether the first `ngram_len - 1` tokens get no watermark. Default: they get one.
+    /// Whether the first `ngram_len - 1` tokens get no watermark. Default: false.
     #[serde(default)]
     pub skip_first_ngram_calls: bool,
-    /// Whether all tokens are equally likely before the watermark, for tests of it. Default: they are not.
+    /// Whether all tokens are equally likely before the watermark, for tests. Default: false.
     #[serde(default)]
     pub debug_mode: bool,
 }
@@ -47,7 +48,7 @@ setters!(SynthIdConfig {
 });
 
 impl SynthIdConfig {
-    /// Sequences of this many tokens, and a round for each key.
+    /// Settings for sequences of this many tokens, with one round per key.
     pub fn new(ngram_len: usize, keys: Vec<i64>) -> Self {
         Self {
             ngram_len,
@@ -73,16 +74,16 @@ fn sampling_table_size() -> usize {
 #[derive(Debug)]
 pub(crate) struct SynthId {
     pub(super) config: SynthIdConfig,
-    /// Made when it is first used.
+    /// The table, computed on first use.
     table: OnceLock<Vec<bool>>,
 }
 
-/// What the hash of no tokens is.
+/// The hash of no tokens.
 const OF_NOTHING: i64 = 1;
 
 impl SynthId {
     pub(crate) fn new(config: &SynthIdConfig) -> Result<Self> {
-        /// So that a step takes a bounded time.
+        /// Bounds the time of a step.
         const MOST_TOKENS: usize = 1024;
         const MOST_ENTRIES: usize = 1 << 24;
 
@@ -101,8 +102,8 @@ impl SynthId {
         Ok(Self { config: config.clone(), table: OnceLock::new() })
     }
 
-    /// Changes the scores of the token behind those that were `generated`. The prompt has no effect: a context that begins
-    /// before the first generated token has zeros there.
+    /// Changes the scores of the token after those that were `generated`. The prompt has no effect: a context
+    /// that begins before the first generated token has zeros there.
     pub(crate) fn apply(&self, generated: &[TokenId], scores: &mut [f32]) {
         let SynthIdConfig { debug_mode, .. } = self.config;
         if debug_mode {
@@ -114,20 +115,20 @@ impl SynthId {
         self.compete(self.context(generated), scores);
     }
 
-    /// The first tokens, which get no watermark.
+    /// Number of first tokens that get no watermark.
     fn unmarked(&self) -> usize {
         if self.config.skip_first_ngram_calls { self.config.ngram_len - 1 } else { 0 }
     }
 
-    /// The rounds of the tournament.
+    /// Runs the rounds of the tournament.
     fn compete(&self, context: i64, scores: &mut [f32]) {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total: f64 = scores.iter().map(|score| f64::from((score - max).exp())).sum();
-        // Whoever chooses the token reports it.
+        // The sampler reports NaN.
         if !max.is_finite() || total.is_nan() {
             return;
         }
-        // A token that was removed cannot win, and needs no g-values.
+        // A removed token cannot win, and needs no g-values.
         let players = scores.iter().enumerate().filter_map(|(token, score)| {
             let probability = (score - max).exp() / total as f32;
             (probability > 0.0).then(|| (token, hashed(context, token as i64), probability))
@@ -144,14 +145,14 @@ impl SynthId {
                 *probability *= 1.0 + wins - mass as f32;
             }
         }
-        // As in transformers, what has no probability has the lowest score there is.
+        // As in transformers, tokens without probability get the lowest score.
         scores.fill(f32::MIN);
         for (token, _, probability) in players {
             scores[token] = Some(probability.ln()).filter(|score| score.is_finite()).unwrap_or(f32::MIN);
         }
     }
 
-    /// Whether the context behind `generated` is one of the latest before it. Those that are not there yet count as 0.
+    /// Whether the context after `generated` is one of the latest before it. Missing ones count as 0.
     fn is_repeated(&self, generated: &[TokenId]) -> bool {
         let context = self.context(generated);
         let remembered = generated.len() - self.unmarked();
@@ -161,7 +162,7 @@ impl SynthId {
             || (latest..generated.len()).any(|len| self.context(&generated[..len]) == context)
     }
 
-    /// The hash of the `ngram_len - 1` tokens that end `tokens`, with zeros before the first.
+    /// The hash of the last `ngram_len - 1` tokens of `tokens`, with zeros before the first.
     fn context(&self, tokens: &[TokenId]) -> i64 {
         let len = self.config.ngram_len - 1;
         let missing = std::iter::repeat_n(0, len.saturating_sub(tokens.len()));

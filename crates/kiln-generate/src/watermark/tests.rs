@@ -135,7 +135,7 @@ fn g_values_and_masks_are_those_of_transformers() {
         let g_values = detector.g_values(&case.ids).into_iter().map(digits);
         assert_eq!(g_values.collect::<Vec<_>>(), case.g_values, "{:?}", case.config);
         assert_eq!(digits(detector.context_repetition_mask(&case.ids)), case.context_repetition_mask);
-        // Scored is what is new and comes before the end.
+        // A token is scored if it is new and comes before the end.
         let masks = case.context_repetition_mask.chars().zip(case.eos_token_mask.chars().skip(ngram_len - 1));
         let scored = masks.clone().filter(|masks| *masks == ('1', '1')).count();
         let ones = masks.zip(&case.g_values).filter(|(masks, _)| *masks == ('1', '1'));
@@ -146,8 +146,8 @@ fn g_values_and_masks_are_those_of_transformers() {
     }
 }
 
-/// To roundings of float32. What a round leaves to a token that lost is `1 - mass` of its probability, where all digits but a few
-/// cancel if one token has nearly all the probability, in torch as here.
+/// Compares up to rounding errors of float32. A round leaves a losing token `1 - mass` of its probability, in
+/// which all but a few digits cancel if one token has nearly all the probability, in torch as here.
 #[test]
 fn tournaments_are_those_of_transformers() {
     let (mut scores_differ, mut probabilities_differ) = (0.0f32, 0.0f32);
@@ -218,7 +218,7 @@ fn a_row_is_what_it_would_be_alone() {
     }
 }
 
-/// Tokens that are drawn with a watermark carry it, and other tokens do not.
+/// Tokens that are sampled with a watermark carry it, and other tokens do not.
 #[test]
 fn a_watermark_is_found_where_it_is() {
     let config = SynthIdConfig::new(3, (1..=10).map(|key| key * 977).collect());

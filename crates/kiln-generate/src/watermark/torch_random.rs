@@ -1,11 +1,12 @@
-//! The random numbers of torch on the CPU.
+//! The random number generator of torch on the CPU.
 
 use kiln_core::model::TokenId;
 
 const WORDS: usize = 624;
 const MIDDLE: usize = 397;
 
-/// The Mersenne Twister of torch's CPU generator: MT19937 (Matsumoto and Nishimura, 1998), seeded with 32 bits.
+/// The Mersenne Twister of torch's CPU generator: MT19937 (Matsumoto and Nishimura, 1998), seeded with 32
+/// bits.
 #[derive(Debug)]
 pub(crate) struct TorchRandom {
     state: [u32; WORDS],
@@ -13,7 +14,7 @@ pub(crate) struct TorchRandom {
 }
 
 impl TorchRandom {
-    /// After `manual_seed(seed)`, which takes the low 32 bits.
+    /// The state after `manual_seed(seed)`, which takes the low 32 bits.
     pub(crate) fn new(seed: i64) -> Self {
         let mut state = [seed as u32; WORDS];
         for i in 1..WORDS {
@@ -23,7 +24,7 @@ impl TorchRandom {
         Self { state, next: WORDS }
     }
 
-    /// 32 random bits.
+    /// Draws 32 random bits.
     pub(crate) fn word(&mut self) -> u32 {
         if self.next == WORDS {
             self.refill();
@@ -46,9 +47,9 @@ impl TorchRandom {
         self.next = 0;
     }
 
-    /// The place that the i-th element of `n` is exchanged with by `torch.randperm`.
+    /// The index with which `torch.randperm` swaps the i-th element of `n`.
     ///
-    /// From 214,748,364 elements on, torch takes words of 64 bits. No vocabulary has as many.
+    /// From 214,748,364 elements on, torch draws words of 64 bits. No vocabulary is that large.
     fn exchange(&mut self, i: usize, n: usize) -> usize {
         i + self.word() as usize % (n - i)
     }
@@ -63,8 +64,8 @@ impl TorchRandom {
         numbers
     }
 
-    /// Whether `token` is among the first `count` numbers of `torch.randperm(n)`. It follows the one number through the
-    /// exchanges, and so needs no memory.
+    /// Whether `token` is among the first `count` numbers of `torch.randperm(n)`. Follows this number through
+    /// the swaps, and so needs no memory.
     pub(crate) fn begins_with(mut self, token: TokenId, n: usize, count: usize) -> bool {
         let mut place = token as usize;
         for i in 0..count.min(n.saturating_sub(1)) {

@@ -1,8 +1,8 @@
-//! A schema that is taken leads to no place where nothing may follow.
+//! Accepted schemas lead to no place where nothing may follow.
 
 use super::{schemas::walk, *};
 
-/// Texts of random tokens, each of which can be completed, and some of which are.
+/// Generates texts of random tokens, each of which can be completed, and some of which are.
 fn completes(text: &str) {
     let schema: Value = serde_json::from_str(text).unwrap();
     let row = Grammar::json_schema(text).unwrap().compile(&table()).unwrap();
@@ -28,7 +28,7 @@ fn a_pattern_that_leaves_no_name_is_one_of_its_properties() {
         r##"{"type": "array", "minItems": 1, "maxItems": 2, "items": {"$ref": "#/$defs/x"},
             "$defs": {"x": {"type": "object", "properties": {"a": {}}, "patternProperties": {"^a$": {"type": "null"}},
             "additionalProperties": false}}}"##,
-        // Names that other names beside the pattern have.
+        // Names that other names matched by the pattern contain.
         r#"{"type": "object", "properties": {"a": {"type": "null"}}, "patternProperties": {"^a": {"type": "null"}}, "additionalProperties": false}"#,
         r#"{"type": "object", "patternProperties": {".*": {"type": "null"}}}"#,
         r#"{"type": "object", "properties": {"a": {"type": "null"}}, "patternProperties": {"": {"type": "null"}}, "required": ["a"]}"#,
@@ -60,7 +60,7 @@ fn a_schema_that_comes_to_a_dead_end_is_refused() {
     );
 }
 
-/// Grammars of those who write them themselves are refused where they match nothing at all.
+/// Custom grammars are rejected if they match nothing at all.
 #[test]
 fn a_grammar_that_matches_nothing_is_refused() {
     for (grammar, why) in [

@@ -1,4 +1,4 @@
-//! What strangers may send: each is an error of one sentence, or compiles.
+//! Input from strangers: each is an error of one sentence, or compiles.
 
 use super::*;
 
@@ -141,7 +141,7 @@ fn a_panic_is_an_error() {
     assert_eq!(long.chars().count(), 301);
 }
 
-/// Grammars of random parts: nothing panics, and every token that is allowed is accepted.
+/// Grammars of random parts do not panic, and every token that they allow is accepted.
 #[test]
 fn random_sources_compile_or_are_errors() {
     let parts = [

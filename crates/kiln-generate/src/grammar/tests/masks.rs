@@ -1,4 +1,4 @@
-//! Masks from the thread are those of the rows themselves.
+//! Masks from the thread equal those of the rows themselves.
 
 use std::{
     thread,
@@ -50,7 +50,7 @@ fn beams_continue_their_parents() {
     masks.wait().unwrap();
     let step = |parent, text: &str| Advance { parent, tokens: ids(text), ..Advance::default() };
     masks.advance(vec![step(0, "cat"), step(1, "dog")]).unwrap();
-    // Three rows now: two that continue the second, and one that takes back its token first.
+    // There are three rows now: two that continue the second, and one that rewinds its token first.
     let back = Advance { rewind: ids("dog").len(), ..step(1, "cat") };
     masks.advance(vec![step(1, "s"), step(1, ""), back]).unwrap();
     assert_eq!(masks.wait().unwrap().len(), 2);
@@ -75,10 +75,10 @@ fn drafts_are_looked_at_and_taken_back() {
     };
     masks.advance(draft(&[id("a")], &[id("b"), id("x"), id("b")])).unwrap();
     let nexts = masks.wait().unwrap();
-    // After the token and after the first of the draft; the second may not follow.
+    // After the token and after the first token of the draft; the second may not follow.
     assert_eq!(nexts[0].len(), 2);
     assert!(!nexts[0][1].mask.allows(id("x")));
-    // The row is where it was: three more letters follow, and then the end.
+    // The row has not moved: three more letters follow, and then the end.
     masks.advance(draft(&[], &[id("b"), id("b"), id("b"), EOS])).unwrap();
     let nexts = masks.wait().unwrap();
     assert_eq!(nexts[0].len(), 5);
@@ -129,7 +129,7 @@ fn what_takes_too_long_is_given_up() {
     let begun = Instant::now();
     assert!(masks.wait().unwrap_err().to_string().contains("take longer than 0 s"));
     assert!(masks.wait().is_err() && masks.advance(Vec::new()).is_err());
-    // The thread gives up, and lets go of its rows.
+    // The thread gives up and drops its rows.
     while Arc::strong_count(&table) > 1 {
         assert!(begun.elapsed() < alone * 500, "the thread goes on; a row takes {alone:?}");
         thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Regular expressions, grammars, forced tokens, going back, clones and ends.
+//! Regular expressions, grammars, forced tokens, rewinding, clones and ends.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn forced_tokens_are_those_of_the_tokenizer_and_are_allowed_alone() {
     assert!("The little dog".starts_with(&text(&forced)), "{}", text(&forced));
     assert!(tokens("The little dog").starts_with(&forced));
     for id in &forced {
-        // The mask is that of one token, and the rest is still forced.
+        // The mask contains one token, and the rest is still forced.
         assert_eq!(row.mask().unwrap().tokens().collect::<Vec<_>>(), [*id]);
         row.accept(*id).unwrap();
     }
@@ -122,7 +122,7 @@ fn a_text_ends_where_it_is_complete() {
         row.accept(EOS).unwrap_err();
         row.accept(tokens("b")[0]).unwrap_err();
     }
-    // The empty text alone.
+    // Only the empty text matches.
     assert!(regex("").peek().unwrap().must_end);
 }
 
@@ -173,7 +173,7 @@ fn going_back_is_never_having_gone() {
     assert!(!stops.can_rewind());
     stops.accept(tokens("a")[0]).unwrap();
     assert!(stops.rewind(1).unwrap_err().to_string().contains("cannot take back"));
-    // It goes on.
+    // The text continues.
     stops.accept(tokens("a")[0]).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Texts that masks lead to are accepted by a validator.
+//! A validator accepts the texts that masks lead to.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,11 +11,11 @@ struct Case {
     schema: Value,
 }
 
-/// Tokens after which a walk goes straight to the end, and tokens that it has at most.
+/// Number of tokens after which a walk heads for the end, and its maximum length.
 const WANDERS: usize = 40;
 const MOST: usize = 400;
 
-/// A text of random allowed tokens; `None` where it does not end within [`MOST`] tokens.
+/// A text of random allowed tokens; `None` if it does not end within [`MOST`] tokens.
 pub(super) fn walk(mut row: Matcher, random: &mut ChaCha8Rng) -> Option<String> {
     let table = table();
     let (mut ids, mut text) = (Vec::new(), Vec::new());
@@ -28,7 +28,7 @@ pub(super) fn walk(mut row: Matcher, random: &mut ChaCha8Rng) -> Option<String> 
         if next.must_end {
             assert_eq!(allowed, [EOS]);
         }
-        // What is not allowed is refused, and changes nothing.
+        // A token that is not allowed is rejected, and changes nothing.
         let other = random.next_u32() % 2048;
         if !next.mask.allows(other) && next.forced.is_empty() {
             row.accept(other).unwrap_err();
@@ -67,7 +67,7 @@ fn toward_the_end(allowed: &[TokenId], text: &[u8], random: &mut ChaCha8Rng) -> 
     one(&kinds.iter().find_map(some).unwrap_or_else(|| allowed.to_vec()), random)
 }
 
-/// Whether JSON that begins with `text` goes on within a string.
+/// Whether JSON that begins with `text` continues within a string.
 fn within_string(text: &[u8]) -> bool {
     let (mut within, mut escaped) = (false, false);
     for byte in text {
@@ -97,7 +97,7 @@ fn every_text_that_ends_is_valid() {
                         assert!(validator::valid(schema, schema, &value), "{name}: {text} is not valid");
                         ended += 1;
                     }
-                    // 1e999 is JSON, but no f64.
+                    // 1e999 is JSON, but not an f64.
                     Err(e) => assert!(e.to_string().contains("number out of range"), "{name}: {text}: {e}"),
                 },
             }

@@ -67,7 +67,7 @@ fn loaded(file: &Value) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::load(file.to_string().as_bytes()).unwrap())
 }
 
-/// In the middle of a text, the bytes of the tokens are what the tokenizer decodes.
+/// Checks that, in the middle of a text, the bytes of the tokens are what the tokenizer decodes.
 fn agrees(name: &str, tokenizer: &Tokenizer, table: &TokenTable, text: &str) {
     let ids = tokenizer.encode(text, false).unwrap();
     let bytes = |ids: &[TokenId]| ids.iter().flat_map(|id| table.bytes(*id).to_vec()).collect::<Vec<u8>>();
@@ -75,7 +75,8 @@ fn agrees(name: &str, tokenizer: &Tokenizer, table: &TokenTable, text: &str) {
         for to in from + 1..ids.len() {
             let decoded = |to| tokenizer.decode(&ids[..to], false).unwrap();
             let (before, after) = (decoded(from), decoded(to));
-            // Where both end with a whole character, and where the end of a text is not treated differently.
+            // Compares where both end with a whole character, and where the end of a text is not treated
+            // differently.
             if from > 0 && !before.contains('\u{FFFD}') && !after.contains('\u{FFFD}') && name != "suffix" {
                 assert_eq!(before + str::from_utf8(&bytes(&ids[from..to])).unwrap(), after, "{name}: {text}");
             }

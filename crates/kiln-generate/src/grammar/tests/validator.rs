@@ -1,11 +1,11 @@
-//! A JSON Schema validator for the tests, written without llguidance. It panics on keywords that it does not know.
+//! A JSON Schema validator for the tests, written without llguidance. Panics on unknown keywords.
 
 use serde_json::{Map, Value};
 use tokenizers::utils::SysRegex;
 
 type Fields = Map<String, Value>;
 
-/// Keywords that say nothing about a value, or are read with others.
+/// Keywords that do not constrain a value, or are read with others.
 const SILENT: [&str; 18] = [
     "$schema",
     "$id",
@@ -22,7 +22,7 @@ const SILENT: [&str; 18] = [
     "x-guidance",
     "contentMediaType",
     "contentEncoding",
-    // With `items` and `additionalProperties`.
+    // Read with `items` and `additionalProperties`.
     "prefixItems",
     "additionalItems",
     "patternProperties",
@@ -134,7 +134,7 @@ fn is_a(kind: &Value, value: &Value) -> bool {
     }
 }
 
-/// Whether two values are the same, where `1` is `1.0`.
+/// Whether two values are equal, where `1` equals `1.0`.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -163,7 +163,7 @@ fn referred<'a>(reference: &str, root: &'a Value) -> &'a Value {
     found.unwrap_or_else(|| panic!("{reference} leads nowhere"))
 }
 
-/// Whether the pattern is found in the text. Classes are those of ECMAScript, which knows ASCII only.
+/// Whether the pattern is found in the text. Classes are those of ECMAScript, which are ASCII only.
 fn found(pattern: &str, text: &str) -> bool {
     let ascii = [(r"\d", "[0-9]"), (r"\D", "[^0-9]"), (r"\w", "[0-9a-zA-Z_]")];
     let pattern =
@@ -171,7 +171,7 @@ fn found(pattern: &str, text: &str) -> bool {
     SysRegex::new(&pattern).unwrap().find_iter(text).next().is_some()
 }
 
-/// Like llguidance, this takes 29 February and a leap second at any time.
+/// Whether the text has this format. Like llguidance, accepts 29 February and a leap second at any time.
 fn formatted(format: &str, text: &str) -> bool {
     let time =
         "([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)([.][0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";

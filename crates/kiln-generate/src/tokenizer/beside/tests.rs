@@ -1,4 +1,4 @@
-//! Tokens as Transformers 5.23.0 has them (`AutoTokenizer`) of folders with these files.
+//! Tokens that Transformers 5.23.0 (`AutoTokenizer`) reads from folders with these files.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ fn token_of(content: &str, special: bool) -> Value {
     json!({"content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special})
 }
 
-/// The tokenizer of a folder with these files beside `tokenizer.json`; `x` is null for those that are not there.
+/// The tokenizer of a folder with these files in addition to `tokenizer.json`; `x` is null for missing ones.
 fn of(tokenizer: &Value, config: Value, map: Value, added: Value) -> (Tokenizer, TokenizerConfig) {
     let config = TokenizerConfig::new(&config, &map, &added).unwrap();
     let mut tokenizer = tokenizer.clone();
@@ -41,8 +41,8 @@ fn of(tokenizer: &Value, config: Value, map: Value, added: Value) -> (Tokenizer,
 
 const TEXT: &str = "<call>art_thou=</s>Romeo";
 
-/// The tokens of [`TEXT`], in short: what `<call>` and `thou` became, by their letters where they are none; and the text of the
-/// tokens without special ones.
+/// The tokens of [`TEXT`], summarized: the tokens of `<call>` and `thou`, `None` if they are spelled by
+/// letters; and the text of the tokens without special ones.
 fn cut(tokenizer: &Tokenizer) -> (Option<u32>, Option<u32>, String) {
     let ids = tokenizer.encode(TEXT, true).unwrap();
     let added = |content: &str| tokenizer.inner().token_to_id(content).filter(|id| ids.contains(id));
@@ -207,7 +207,7 @@ fn what_a_token_takes_of_a_text_is_in_its_flags() {
     assert_eq!(ids, [67, 95, 67, 84, 86, 0, 96, 0, 86, 74, 81, 87, 67, 84, 86]);
 }
 
-/// A token of `tokenizer.json` becomes special where it has a name, and stays it.
+/// A token of `tokenizer.json` becomes special if it has a name, and stays special.
 #[test]
 fn a_token_with_a_name_is_special() {
     let mut known = token_of("thou", false);
