@@ -55,7 +55,8 @@ generation_config! {
     /// let wanted = GenerationConfig::new().max_new_tokens(40).do_sample(true).temperature(0.7);
     /// ```
     ///
-    /// [`not_applied`]: GenerationConfig::not_applied [`resolve`]: GenerationConfig::resolve
+    /// [`not_applied`]: GenerationConfig::not_applied
+    /// [`resolve`]: GenerationConfig::resolve
     {
         /// Maximum number of tokens to generate; overrides `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
         max_new_tokens: usize,

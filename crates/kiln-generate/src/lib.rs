@@ -3,7 +3,37 @@
 //! **Invariant:** this crate names no model and no cache strategy; it only knows [`CausalModel`] and
 //! [`ModelCache`].
 //!
-//! [`CausalModel`]: kiln_core::model::CausalModel [`ModelCache`]: kiln_core::model_cache::ModelCache
+//! # The loop
+//! - A [`Generation`] shares a model, borrows or owns a cache ([`CacheHandle`]), and yields steps. Its core
+//!   is async; iterators block on it.
+//! - The device chooses a token and feeds it to the next step without waiting. The host reads tokens one step
+//!   later. When a sequence ends, the one token that was computed too many is rolled back, so the cache holds
+//!   all tokens but the last, as in transformers.
+//! - Steps of one token read the token from a buffer on the device (`DecodeLoop`). While the buffers of the
+//!   cache stay the same, the fourth step is recorded, and the steps after it replay the recording. A buffer
+//!   that grew is recorded again.
+//! - Tokens that the cache does not hold are computed again, so that the strategy `none` needs no other code.
+//!
+//! # Choosing tokens
+//! - A `Chooser` chooses on the device: a `DeviceSampler` for each row, or `DeviceBeams` for all rows of a
+//!   prompt. `DeviceBeams` also reorders the rows of the cache; the host repeats the choice from the
+//!   candidates that it reads, and keeps the finished ones.
+//! - The kernel `sample` applies the processors in the order of transformers, and samples with a table of
+//!   random words (ChaCha; the row is the stream). If this kernel cannot run, or the caller wants to see
+//!   scores, the host uses the same formulas and the same words.
+//! - A processor is created from its setting, and states whether the kernel `sample` can do its work
+//!   ([`Processor::on_device`]). If one cannot, the host processes the scores of each step.
+//! - Every choice on the host gives the next token of each row, and the row that it continues
+//!   (`generation/search.rs`). `EachRow` chooses for each row alone, `Beams` for all rows of a prompt.
+//!   Contrastive search feeds several candidates of each row before it chooses one. A prompt is computed
+//!   once, and then becomes as many rows as it has beams or sequences to return.
+//! - Drafted tokens (`generation/assisted/`) are verified in one pass, by the choice that the model makes
+//!   under the same mask and processors. Tokens that a grammar forces are such a draft.
+//! - [`Masks`] compute the tokens that a grammar allows on a separate thread. Only `grammar` uses the crate
+//!   llguidance.
+//!
+//! [`CausalModel`]: kiln_core::model::CausalModel
+//! [`ModelCache`]: kiln_core::model_cache::ModelCache
 #![forbid(unsafe_code)]
 
 pub mod chat_template;

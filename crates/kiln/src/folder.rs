@@ -43,7 +43,8 @@ impl Inspection {
     /// # Errors
     /// [`Error::File`] for a missing or damaged file; [`Error::Unknown`] for an unknown architecture.
     ///
-    /// [`Error::File`]: kiln_core::Error::File [`Error::Unknown`]: kiln_core::Error::Unknown
+    /// [`Error::File`]: kiln_core::Error::File
+    /// [`Error::Unknown`]: kiln_core::Error::Unknown
     pub fn of(folder: impl AsRef<Path>) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder.as_ref())?;
         let configured = configure(&checkpoint.config)?;

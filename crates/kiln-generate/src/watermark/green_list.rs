@@ -24,8 +24,8 @@ pub struct GreenListConfig {
     pub hashing_key: i64,
     /// The tokens that select the green list. Default: the preceding token.
     pub seeding_scheme: SeedingScheme,
-    /// Number of tokens that select the green list if the token itself is one of them, at least 1. Default:
-    /// 1. A token with fewer tokens before it gets no watermark.
+    /// Number of tokens that select the green list if the token itself is one of them: one or more. A token
+    /// with fewer tokens before it gets no watermark. Default: 1.
     pub context_width: usize,
 }
 
