@@ -90,7 +90,8 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
             let model = recorded(name, opened);
             let mut known = Vec::new();
             for (text, plan, _) in plans(&model) {
-                // On other devices one plan of each strategy, to save time: the laws of layers test all, and offloading.
+                // On other devices one plan of each strategy, to save time: the laws of layers test all, and
+                // offloading.
                 let strategy = text.split([':', ',']).next().map(str::to_owned);
                 let is_known = place > 0 && (known.contains(&strategy) || text.contains("offloaded"));
                 if !plan.global.factory.remembers() || is_known {

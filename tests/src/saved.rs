@@ -100,8 +100,8 @@ fn a_prompt_can_be_cached_alone() {
             if plan.check(&model.causal().needs()).is_err() || !plan.remembers(&model.causal().needs()) {
                 continue;
             }
-            // The positions of tokens in a sink cache of version 4.47, and the tokens that a cache smaller than the
-            // prompt evicts, depend on how many tokens are fed at once.
+            // The positions of tokens in a sink cache of version 4.47, and the tokens that a cache smaller
+            // than the prompt evicts, depend on how many tokens are fed at once.
             let at_once = model.cache(&plan).unwrap().at_once();
             if text.contains("compat") || at_once.is_some_and(|most| most < PROMPT.len()) {
                 continue;

@@ -1,5 +1,5 @@
-//! Attention over a buffer of keys and values (Vaswani et al., 2017, <https://arxiv.org/abs/1706.03762>), with heads
-//! that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
+//! Attention over a buffer of keys and values (Vaswani et al., 2017, <https://arxiv.org/abs/1706.03762>),
+//! with heads that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
 //!
 //! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries
 //! `[batch, heads, new, head_dim]` and buffers `[batch, kv_heads, slots, head_dim]`. Only the device knows

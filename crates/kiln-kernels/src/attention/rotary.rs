@@ -1,11 +1,12 @@
-//! Rotary positions (Su et al., 2021, <https://arxiv.org/abs/2104.09864>), in the half-split layout of transformers.
+//! Rotary positions (Su et al., 2021, <https://arxiv.org/abs/2104.09864>), in the half-split layout of
+//! transformers.
 //!
 //! `y₁ = x₁ cos − x₂ sin` and `y₂ = x₂ cos + x₁ sin` for the pairs `(i, i + rotary_dim / 2)` of every head of
 //! `[batch, heads, tokens, head_dim]`; dimensions from `rotary_dim` on are copied.
 //!
-//! Cosines and sines are rounded to the type of x, as in the reference. The products and their sum are float32 and
-//! rounded once. The reference rounds each of the three; GPUs would not agree with it or with each other, since they
-//! are free to contract a product and a sum.
+//! Cosines and sines are rounded to the type of x, as in the reference. The products and their sum are
+//! float32 and rounded once. The reference rounds each of the three; GPUs would not agree with it or with
+//! each other, since they are free to contract a product and a sum.
 
 #[cfg(feature = "cpu")]
 mod native;

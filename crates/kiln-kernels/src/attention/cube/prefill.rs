@@ -37,8 +37,8 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let place = Place::new(CUBE_POS, ROWS, positions, bound, info);
     let (first_row, last_row) = (place.first_row, place.last_row);
 
-    // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys,
-    // weights [16 fours of rows, 16 keys] and values [16 keys, 32 fours of dimensions].
+    // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16
+    // keys, weights [16 fours of rows, 16 keys] and values [16 keys, 32 fours of dimensions].
     let mut memory = Shared::<[Four]>::new_slice(comptime!(VALUES + 2 * LANES));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {

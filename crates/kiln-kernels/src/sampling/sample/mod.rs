@@ -2,8 +2,8 @@
 //!
 //! Scores are changed in the order and by the formulas of transformers' `logits_process.py`, with
 //! `min_tokens_to_keep` 1: repetition penalty, temperature, top_k, top_p, min_p. Then with weights
-//! `exp(score - largest score)`, the token is the first in the order of the vocabulary whose cumulative weight
-//! exceeds `word / 2^24` times the sum of all. Numbers are float32, whatever the type of the logits.
+//! `exp(score - largest score)`, the token is the first in the order of the vocabulary whose cumulative
+//! weight exceeds `word / 2^24` times the sum of all. Numbers are float32, whatever the type of the logits.
 //!
 //! Implementations sum in different orders, so they may draw different tokens if a draw falls within a
 //! rounding of the border between two tokens. One implementation on one device is reproducible bit for bit.
