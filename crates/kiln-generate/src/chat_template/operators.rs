@@ -115,7 +115,8 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Made<Value> {
     Ok(if value.is_tuple() { Value::from(Tuple::from(taken)) } else { Value::from(taken) })
 }
 
-/// Adds by Python's rules: numbers, texts, lists. A text that is added to one marked `safe` is escaped.
+/// The operator `+`, by Python's rules: numbers, texts, lists. A text that is added to one marked `safe` is
+/// escaped.
 pub(super) fn sum(left: Value, right: Value) -> Made<Value> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
         if !left.is_safe() && !right.is_safe() {

@@ -8,7 +8,7 @@ type Made<T> = Result<T, minijinja::Error>;
 /// Maximum size of a tag in bytes, without quoted texts; the longest known one has 276. The engine recurses
 /// for each operator.
 const TAG: usize = 4096;
-/// Maximum number of `{% elif %}`s, for the same reason.
+/// Maximum number of `{% elif %}`s, for each of which the engine recurses.
 const ALTERNATIVES: usize = 500;
 
 /// Rewrites `source` as Jinja reads it with the settings of transformers (`trim_blocks`, `lstrip_blocks`),

@@ -142,7 +142,7 @@ pub(super) struct SpecialTokens {
     pub(super) previous: Option<TokenId>,
     /// The latest time at which a window may begin, in steps of 20 ms.
     pub(super) max_initial_timestamp: Option<usize>,
-    /// Tokens of languages, by code
+    /// Tokens of languages, by their text, such as `<|de|>`
     pub(super) languages: BTreeMap<String, TokenId>,
     tasks: BTreeMap<String, TokenId>,
     pub(super) is_multilingual: bool,
