@@ -146,7 +146,7 @@ fn texts_end_as_they_do_alone() {
     }
 }
 
-/// Memory that runs out at any allocation: no token changes, and no request fails that others can make room for.
+/// Memory runs out at any allocation: no token changes, and no request fails that others can make room for.
 #[test]
 fn memory_that_runs_out_changes_no_token() {
     for (device, opened) in kiln_testkit::devices::opened() {

@@ -4,8 +4,8 @@
 //! and one pass gives every row its next token. Generations whose steps are not one token of each row (beams,
 //! assisted decoding, contrastive search, guidance, DoLa) keep passes of their own, a step in each turn.
 //!
-//! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits in
-//! passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
+//! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits
+//! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
 
 mod together;
 
@@ -108,7 +108,7 @@ struct Job<T> {
     lost: Option<Error>,
     /// How often it began again since its last step.
     attempts: usize,
-    /// What the generation does when memory runs out, kept while other generations could make room.
+    /// The generation's own answer to memory that runs out, kept while other generations could make room.
     oom_policy: Option<Arc<dyn crate::OomPolicy>>,
 }
 
@@ -182,8 +182,8 @@ impl<T: Generating> Engine<T> {
         Ok(id)
     }
 
-    /// Ends a generation; its rows are in no pass any more, and its cache is empty. Returns it, unless it was in the middle
-    /// of a step of its own. Nothing happens if it is over.
+    /// Ends a generation; its rows are in no pass any more, and its cache is empty. Returns it, unless it was
+    /// in the middle of a step of its own. Nothing happens if it is over.
     pub fn cancel(&mut self, id: RequestId) -> Option<T> {
         self.too_many = usize::MAX;
         if let Some(at) = self.waiting.iter().position(|job| job.id == id) {

@@ -25,6 +25,7 @@ impl ModelCache {
             let here = if self.rows().is_some() { self.take_groups() } else { Vec::new() };
             self.set_groups(here.into_iter().chain(other.take_groups()).collect());
             *self.lent.get_mut() |= *other.lent.get_mut();
+            self.keeps_apart = false;
         }
         // The claim to the joined rows is made again below.
         drop(other);
@@ -36,7 +37,7 @@ impl ModelCache {
     /// A row that failed leaves empty, so that the others can go on without it.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`]; the device's error in copying. Then nothing was changed.
+    /// [`Error::NoSuchRow`]; the device's error in copying. Then the cache holds the same rows.
     pub fn leave(&mut self, row: usize) -> Result<Self> {
         let rows = self.rows().unwrap_or(0);
         let mut of_groups = self.groups.iter().map(|group| group.rows.unwrap_or(rows)).enumerate();
@@ -71,6 +72,7 @@ impl ModelCache {
         let groups = mem::take(&mut self.groups);
         self.set_groups(groups);
         self.rows = (rows > 1).then_some(rows - 1);
+        self.keeps_apart = false;
         if self.groups.iter().all(|group| group.region.is_none()) {
             self.shared = SharedBuffers::default();
         }

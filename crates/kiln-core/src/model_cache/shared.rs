@@ -40,13 +40,16 @@ pub(super) struct Region {
 
 impl SharedBuffers {
     pub(super) fn bytes(&self) -> usize {
-        let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
-        self.blocks.iter().flatten().map(|(keys, values)| bytes(keys) + bytes(values)).sum()
+        self.by_block().sum()
     }
 
     fn largest(&self) -> usize {
+        self.by_block().max().unwrap_or(0)
+    }
+
+    fn by_block(&self) -> impl Iterator<Item = usize> {
         let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
-        self.blocks.iter().flatten().map(|(keys, values)| bytes(keys) + bytes(values)).max().unwrap_or(0)
+        self.blocks.iter().flatten().map(move |(keys, values)| bytes(keys) + bytes(values))
     }
 }
 

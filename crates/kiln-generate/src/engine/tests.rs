@@ -1,4 +1,4 @@
-//! The engine on a model that remembers nothing but the tokens, so that every mistake changes what comes next.
+//! The engine on a model that remembers nothing but the tokens, so that every mistake changes the next token.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
@@ -67,7 +67,7 @@ fn alone(prompt: &[TokenId], options: &Options) -> Vec<Vec<TokenId>> {
     tokens(&generation)
 }
 
-/// What became of the requests to an engine.
+/// The outcome of the requests to an engine.
 #[derive(Default)]
 struct Outcome {
     ended: HashMap<RequestId, Vec<Vec<TokenId>>>,

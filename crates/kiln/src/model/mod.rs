@@ -119,8 +119,8 @@ impl Model {
         Request::new(self.clone(), prompt.into())
     }
 
-    /// An engine for many requests at once, which share passes: up to `rows` rows in each (continuous batching).
-    /// Each request gives the tokens that it gives alone, if `rows` is at most [`EXACT_ROWS`].
+    /// Creates an engine for many requests at once, which share passes: up to `rows` rows in each (continuous
+    /// batching). Each request gives the tokens that it gives alone, if `rows` is at most [`EXACT_ROWS`].
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
