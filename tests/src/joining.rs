@@ -185,6 +185,33 @@ fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
     }
 }
 
+/// A device whose buffers are too small for all rows: they keep buffers of their own, until fewer are left.
+#[test]
+fn rows_share_no_buffer_that_the_device_lacks() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let plan = Plan::dynamic();
+        let mut together = row(&model, &plan, 0);
+        (1..4).for_each(|n| together.join(row(&model, &plan, n)).unwrap());
+        let what = format!("small buffers on {device}");
+        let alone = (0..4).map(|n| row(&model, &plan, n)).collect();
+        let mut rows = Joined { model: &model, together, alone, next: 3, what };
+        let largest = model.budget().largest_buffer();
+        // Keys of three of the four rows in a block.
+        let block = rows.together.device_bytes() / rows.together.blocks() / 2;
+        model.budget().set_largest_buffer(Some(block as u64 * 3 / 4));
+        rows.steps(2);
+        let apart = rows.together.bases(4).iter().all(|&base| base == 0);
+        for _ in 0..2 {
+            drop((rows.together.leave(2).unwrap(), rows.alone.remove(2)));
+        }
+        rows.steps(2);
+        let shared = rows.together.bases(2).iter().any(|&base| base > 0);
+        model.budget().set_largest_buffer(largest);
+        assert_eq!((apart, shared), (true, true), "on {device}");
+    }
+}
+
 /// Steps in which the device chooses tokens, recorded if the device can.
 #[test]
 fn generations_of_rows_that_joined_give_the_tokens_of_each() {

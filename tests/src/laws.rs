@@ -100,17 +100,19 @@ fn layers_conform() {
 
 #[test]
 fn recurrent_layers_conform() {
-    let need = LayerNeed::Recurrent(laws::STATE_NEED);
     for (_, opened) in devices() {
-        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
-            let build = || {
-                let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-                let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else {
-                    unreachable!("it is recurrent")
+        for need in laws::state_needs() {
+            let needs = [LayerNeed::Recurrent(need.clone())];
+            for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+                let build = || {
+                    let mut cache = plan.build(&needs, &kernels(opened)).unwrap();
+                    let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else {
+                        unreachable!("it is recurrent")
+                    };
+                    state.snapshot()
                 };
-                state.snapshot()
-            };
-            laws::state_conforms(&build, &opened.device);
+                laws::state_conforms(&need, &build, &opened.device);
+            }
         }
     }
 }

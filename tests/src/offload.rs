@@ -7,7 +7,9 @@ use kiln::{
     expert::{
         Batch, Logits, ModelCache,
         kernels::{Choice, Kernels},
-        memory::{AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, StepShape},
+        memory::{
+            AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, RingEntries, RingNeed, StepShape,
+        },
     },
 };
 
@@ -112,7 +114,9 @@ fn two_layers_of_a_jamba_are_on_the_device() {
         return;
     }
     let channels = 512;
-    let state = RecurrentNeed { channels, conv_width: 4, state_dim: 16 };
+    let ring = |groups, entries| RingNeed { groups, width: channels, entries };
+    let rings = vec![ring(1, RingEntries::Inputs { reach: 3 }), ring(16, RingEntries::States)];
+    let state = RecurrentNeed { rings };
     let attends = |layer: usize| layer % 8 == 4;
     let needs: Vec<_> = (0..LAYERS)
         .map(|layer| match attends(layer) {
@@ -151,7 +155,7 @@ fn two_layers_of_a_jamba_are_on_the_device() {
             let all = (cache.device_bytes() + cache.host_bytes()) as u64;
             (peak - start, all, cache.host_bytes() as u64)
         };
-        let states = state.bytes(0, 4).iter().sum::<usize>() as u64 * (LAYERS as u64 - 4);
+        let states = state.bytes(0, 4) as u64 * (LAYERS as u64 - 4);
         let (bare, all, on_host) = peak(None);
         // The states to which the pass could be rolled back are counted too, although nothing wrote new
         // states next to them here.

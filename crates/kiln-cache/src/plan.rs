@@ -329,7 +329,7 @@ impl Plan {
             }
             LayerNeed::Recurrent(_) if !self.global.factory.remembers() => 0,
             // Sized so that one token can be truncated.
-            LayerNeed::Recurrent(need) => need.bytes(1, element).into_iter().fold(0, usize::saturating_add),
+            LayerNeed::Recurrent(need) => need.bytes(1, element),
             LayerNeed::Nothing => 0,
         }
     }

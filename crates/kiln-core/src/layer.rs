@@ -380,16 +380,16 @@ pub trait StateLayer: CacheLayer {
     /// Copies the layer lazily: tensors are shared until either copy writes.
     fn snapshot(&self) -> Box<dyn StateLayer>;
 
-    /// Hands out the rings, to be written in place by a pass over `inputs`, `[rows, tokens, channels]`, the
-    /// inputs of the convolution. The first new token is at [`seq_len`](CacheLayer::seq_len). The rings must
-    /// be given back to [`store`](Self::store).
+    /// Hands out the rings, to be written in place by a pass over `inputs`, `[rows, tokens, width]`, whose
+    /// type is that of the activations. The first new token is at [`seq_len`](CacheLayer::seq_len). The
+    /// rings must be given back to [`store`](Self::store).
     ///
     /// # Errors
     /// [`Error::WrongRows`](crate::Error::WrongRows). Then nothing was handed out.
-    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings>;
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<Rings>;
 
     /// Stores the rings from [`take`](Self::take) after `tokens` more tokens of each row were written.
-    fn store(&mut self, rings: StateRings, tokens: usize) -> Result<()>;
+    fn store(&mut self, rings: Rings, tokens: usize) -> Result<()>;
 
     /// Limits of the layer: it takes any number of tokens.
     fn limits(&self) -> Limits {
@@ -421,14 +421,6 @@ impl KvSpan {
     }
 }
 
-/// Memory of a state-space mixer, in ring buffers: a sequence can be truncated to the latest lengths, and
-/// each step writes the same buffers.
-#[derive(Clone, Debug)]
-pub struct StateRings {
-    /// Inputs of the convolution, `[rows, 1, slots, channels]`: the input at position `p` is in slot
-    /// `p mod slots`.
-    pub inputs: Tensor<4>,
-    /// States in float32, `[rows, state_dim, slots, channels]`: the state after `n` tokens is in slot
-    /// `n mod slots`. The state after no tokens is 0, and is in no slot.
-    pub states: Tensor<4>,
-}
+/// Ring buffers of a recurrent mixer, in the order of its [`RecurrentNeed`](crate::need::RecurrentNeed): a
+/// sequence can be truncated to the latest lengths, and each step writes the same buffers.
+pub type Rings = Vec<Tensor<4>>;

@@ -117,10 +117,10 @@ pub mod memory {
         device_state::{DeviceState, Refusals},
         layer::{
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
-            Positions, Reorders, RowPosition, StateLayer, StateRings, StepShape, Usage,
+            Positions, Reorders, Rings, RowPosition, StateLayer, StepShape, Usage,
         },
         model_cache::{CacheState, LayerCache, Pass, RowPart},
-        need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        need::{AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed},
         packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Dirty, Slot},
         view::{DenseKv, KvView, PackedView},

@@ -211,6 +211,16 @@ impl<T: Tensors + 'static> TensorTree for Slot<T> {
     }
 }
 
+impl<T: TensorTree> TensorTree for Vec<T> {
+    fn slots(&self) -> Vec<&dyn AnySlot> {
+        self.iter().flat_map(T::slots).collect()
+    }
+
+    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
+        self.iter_mut().flat_map(T::slots_mut).collect()
+    }
+}
+
 /// Implements [`TensorTree`] for a struct whose fields are slots, or trees of them.
 macro_rules! tensor_tree {
     ($tree:ty { $($field:ident),+ }) => {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, Footprint, StateLayer, StateRings, StepShape},
-    need::RecurrentNeed,
+    layer::{CacheLayer, Footprint, Rings, StateLayer, StepShape},
+    need::{RecurrentNeed, RingEntries, RingNeed},
     slot::{AnySlot, Slot},
 };
 use serde::{Deserialize, Serialize};
@@ -32,39 +32,47 @@ pub(crate) struct Counts {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct States {
-    inputs: Slot<Tensor<4>>,
-    states: Slot<Tensor<4>>,
+    rings: Vec<Slot<Tensor<4>>>,
     /// The rings before a pass that was longer than the rings, so that the pass can be undone.
-    inputs_before: Slot<Tensor<4>>,
-    states_before: Slot<Tensor<4>>,
+    before: Vec<Slot<Tensor<4>>>,
 }
 
-tensor_tree!(States { inputs, states, inputs_before, states_before });
+tensor_tree!(States { rings, before });
+
+impl States {
+    /// Takes all rings; `None` if there are none.
+    fn take(&mut self) -> Result<Option<Rings>> {
+        let rings: Result<Vec<_>> = self.rings.iter_mut().map(Slot::take).collect();
+        Ok(rings?.into_iter().collect())
+    }
+
+    fn forget_before(&mut self) {
+        self.before.iter_mut().for_each(Slot::clear);
+    }
+}
 
 impl Recurrent {
     /// Creates new rings. Slots are never read before they are written.
-    fn rings(&self, [rows, slots, more]: [usize; 3], dtype: DType, device: &Device) -> StateRings {
-        let &RecurrentNeed { channels, state_dim, .. } = &self.need;
-        StateRings {
-            inputs: Tensor::zeros([rows, 1, slots, channels], (device, dtype)),
-            states: Tensor::zeros([rows, state_dim, more, channels], (device, DType::F32)),
-        }
+    fn rings(&self, rows: usize, history: usize, dtype: DType, device: &Device) -> Rings {
+        let ring = |ring: &RingNeed| {
+            let dtype = if ring.entries == RingEntries::States { DType::F32 } else { dtype };
+            Tensor::zeros([rows, ring.groups, ring.slots(history), ring.width], (device, dtype))
+        };
+        self.need.rings.iter().map(ring).collect()
     }
 
-    /// Moves the states of `rings` to rings with as many slots as truncating `history` tokens needs.
-    fn resized(&self, at: &Progress<Counts>, rings: StateRings, history: usize) -> StateRings {
-        let StateRings { inputs, states } = rings;
-        let [slots, more] = self.need.slots(history);
-        // The last input is numbered by the position of the last token, and the last state by the length.
-        StateRings {
-            inputs: moved(inputs, slots, at.seq_len.saturating_sub(1)),
-            states: moved(states, more, at.seq_len),
-        }
+    /// Moves the entries of `rings` to rings with as many slots as truncating `history` tokens needs.
+    fn resized(&self, at: &Progress<Counts>, rings: Rings, history: usize) -> Rings {
+        let new =
+            |(ring, need): (Tensor<4>, &RingNeed)| moved(ring, need.slots(history), need.latest(at.seq_len));
+        rings.into_iter().zip(&self.need.rings).map(new).collect()
     }
 
-    fn advance(&self, at: &mut Progress<Counts>, slots: usize, tokens: usize) {
+    /// Counts `tokens` more tokens, in rings with these numbers of slots.
+    fn advance(&self, at: &mut Progress<Counts>, slots: impl Iterator<Item = usize>, tokens: usize) {
         at.seq_len += tokens;
-        at.counts.oldest = at.counts.oldest.max((at.seq_len + 1).saturating_sub(slots));
+        let history = self.need.rings.iter().zip(slots).map(|(ring, slots)| ring.history(slots)).min();
+        at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(history.unwrap_or(0)));
     }
 }
 
@@ -96,18 +104,19 @@ impl Policy for Recurrent {
     type Counts = Counts;
     type Tensors = States;
 
+    fn empty(&self, _: &Counts) -> States {
+        let slots = || vec![Slot::default(); self.need.rings.len()];
+        States { rings: slots(), before: slots() }
+    }
+
     fn footprint(&self, at: &Progress<Counts>, states: &States, step: &StepShape) -> Footprint {
-        let [inputs, state] =
-            self.need.bytes(at.history, step.element).map(|row| row.saturating_mul(step.rows));
-        let held = inputs.saturating_add(state);
+        let bytes = |ring: &RingNeed| ring.bytes(at.history, step.element).saturating_mul(step.rows);
+        let largest = self.need.rings.iter().map(bytes).max().unwrap_or(0);
+        let held = self.need.bytes(at.history, step.element).saturating_mul(step.rows);
         // Rings that are kept for undoing, or that grow, exist twice.
         let have: usize = states.slots().into_iter().map(AnySlot::device_bytes).sum();
         let twice = step.tokens > at.history || have != held;
-        Footprint {
-            held: held.saturating_mul(if twice { 2 } else { 1 }),
-            largest: 2 * inputs.max(state),
-            passing: 0,
-        }
+        Footprint { held: held.saturating_mul(if twice { 2 } else { 1 }), largest: 2 * largest, passing: 0 }
     }
 
     /// A recurrence cannot be reversed; it can only return to a kept state.
@@ -121,87 +130,76 @@ impl Policy for Recurrent {
         if let Some((oldest, _)) = at.counts.before.take()
             && len < at.counts.oldest
         {
-            states.inputs = std::mem::take(&mut states.inputs_before);
-            states.states = std::mem::take(&mut states.states_before);
+            std::mem::swap(&mut states.rings, &mut states.before);
             states.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
             at.counts.oldest = oldest;
         }
-        states.inputs_before.clear();
-        states.states_before.clear();
+        states.forget_before();
         Ok(())
     }
 
     /// A file is for continuing a sequence, not for truncating it.
     fn trim(&self, at: &mut Progress<Counts>, states: &mut States) -> Result<()> {
-        if let (Some(inputs), Some(state)) = (states.inputs.take()?, states.states.take()?) {
-            let StateRings { inputs, states: state } =
-                self.resized(at, StateRings { inputs, states: state }, 0);
-            states.inputs.set(inputs);
-            states.states.set(state);
+        if let Some(rings) = states.take()? {
+            let rings = self.resized(at, rings, 0);
+            states.rings.iter_mut().zip(rings).for_each(|(slot, ring)| slot.set(ring));
         }
-        states.inputs_before.clear();
-        states.states_before.clear();
+        states.forget_before();
         at.counts = Counts { oldest: at.seq_len, before: None };
         Ok(())
     }
 
     fn validate(&self, at: &Progress<Counts>, states: &States) -> Result<()> {
-        check(states.inputs_before.dtype().is_none() && states.states_before.dtype().is_none())?;
+        check(states.before.iter().all(|slot| slot.dtype().is_none()))?;
         check(at.counts.oldest == at.seq_len && at.counts.before.is_none())?;
-        let &RecurrentNeed { channels, state_dim, .. } = &self.need;
-        let is_ring = |slot: &Slot<Tensor<4>>, heads: usize, slots: usize, float32: bool| {
-            let outlines = slot.outlines();
-            let (shape, dtype) = outlines.first()?;
-            let fits = matches!(**shape, [_, h, s, c] if (h, s, c) == (heads, slots, channels));
-            Some(fits && (!float32 || *dtype == DType::F32))
+        let fits = |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| match slot.outlines().first() {
+            Some((shape, dtype)) => {
+                let wanted = [need.groups, need.slots(0), need.width];
+                let is_float32 = need.entries != RingEntries::States || *dtype == DType::F32;
+                at.seq_len > 0 && matches!(**shape, [_, g, s, w] if [g, s, w] == wanted) && is_float32
+            }
+            None => at.seq_len == 0,
         };
-        let [slots, more] = self.need.slots(0);
-        let rings =
-            [is_ring(&states.inputs, 1, slots, false), is_ring(&states.states, state_dim, more, true)];
-        check(match at.seq_len {
-            0 => rings == [None; 2],
-            _ => rings == [Some(true); 2],
-        })
+        check(states.rings.iter().zip(&self.need.rings).all(fits))
     }
 }
 
 impl StateLayer for Memory<Recurrent> {
     /// Brings an offloaded memory to the device; it stays there until the rings are stored.
-    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings> {
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<Rings> {
         let [given, tokens, _] = inputs.dims();
         if let Some(rows) = self.rows().filter(|&rows| rows != given) {
             return Err(Error::WrongRows { rows, given });
         }
         self.fetch()?;
         let Self { policy, at, tensors, device, .. } = self;
-        tensors.inputs_before.clear();
-        tensors.states_before.clear();
+        tensors.forget_before();
         at.counts.before = None;
-        let held = tensors.inputs.take()?.zip(tensors.states.take()?).filter(|_| at.seq_len > 0);
-        let [slots, more] = policy.need.slots(at.history);
-        let Some((inputs, states)) = held else {
+        let Some(mut rings) = tensors.take()?.filter(|_| at.seq_len > 0) else {
             at.counts.oldest = 0;
-            return Ok(policy.rings([given, slots, more], inputs.dtype(), device));
+            return Ok(policy.rings(given, at.history, inputs.dtype(), device));
         };
-        let mut rings = StateRings { inputs, states };
-        if rings.states.dims()[2] < more {
+        let grows = |(ring, need): (&Tensor<4>, &RingNeed)| ring.dims()[2] < need.slots(at.history);
+        if rings.iter().zip(&policy.need.rings).any(grows) {
             rings = policy.resized(at, rings, at.history);
         }
         if tokens > at.history {
             // The rings that are handed out are then copied when they are written.
-            tensors.inputs_before.set(rings.inputs.clone());
-            tensors.states_before.set(rings.states.clone());
+            tensors.before.iter_mut().zip(&rings).for_each(|(before, ring)| before.set(ring.clone()));
             at.counts.before = Some((at.counts.oldest, at.seq_len));
         }
         Ok(rings)
     }
 
-    fn store(&mut self, StateRings { inputs, states }: StateRings, tokens: usize) -> Result<()> {
+    fn store(&mut self, rings: Rings, tokens: usize) -> Result<()> {
         self.on_device(|policy, at, tensors| {
-            let (slots, more) = (inputs.dims()[2], states.dims()[2]);
-            tensors.inputs.set_written(inputs, written(at.seq_len, tokens, slots));
-            tensors.states.set_written(states, written(at.seq_len + 1, tokens, more));
-            policy.advance(at, more, tokens);
+            let slots: Vec<usize> = rings.iter().map(|ring| ring.dims()[2]).collect();
+            for (((slot, ring), need), &slots) in
+                tensors.rings.iter_mut().zip(rings).zip(&policy.need.rings).zip(&slots)
+            {
+                slot.set_written(ring, written(need.latest(at.seq_len + 1), tokens, slots));
+            }
+            policy.advance(at, slots.into_iter(), tokens);
             Ok(())
         })
     }
@@ -209,13 +207,15 @@ impl StateLayer for Memory<Recurrent> {
     /// A recording keeps its buffers, so it cannot be replayed with an offloaded memory, with rings that are
     /// about to grow, or with rings that are kept for truncation.
     fn replayable(&self) -> usize {
-        let [_, slots] = self.policy.need.slots(self.at.history);
-        let stay = self.at.history > 0 && self.tensors.states.tokens() >= slots;
+        let stays =
+            |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| slot.tokens() >= need.slots(self.at.history);
+        let stay = self.at.history > 0 && self.tensors.rings.iter().zip(&self.policy.need.rings).all(stays);
         if stay && self.host.is_none() { usize::MAX } else { 0 }
     }
 
     fn replayed(&mut self) {
-        self.policy.advance(&mut self.at, self.tensors.states.tokens(), 1);
+        let slots = self.tensors.rings.iter().map(|slot| slot.tokens());
+        self.policy.advance(&mut self.at, slots, 1);
     }
 
     fn snapshot(&self) -> Box<dyn StateLayer> {
@@ -245,13 +245,12 @@ impl Policy for Forgetful {
 }
 
 impl StateLayer for Memory<Forgetful> {
-    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings> {
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<Rings> {
         let need = self.policy.need.clone();
-        let [slots, more] = need.slots(0);
-        Ok(Recurrent { need }.rings([inputs.dims()[0], slots, more], inputs.dtype(), &self.device))
+        Ok(Recurrent { need }.rings(inputs.dims()[0], 0, inputs.dtype(), &self.device))
     }
 
-    fn store(&mut self, _: StateRings, _tokens: usize) -> Result<()> {
+    fn store(&mut self, _: Rings, _tokens: usize) -> Result<()> {
         Ok(())
     }
 

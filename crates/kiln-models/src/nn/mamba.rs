@@ -4,10 +4,10 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
-    Result,
-    layer::{StateLayer, StateRings},
+    Error, Result,
+    layer::StateLayer,
     model_cache::RowPart,
-    need::RecurrentNeed,
+    need::{RecurrentNeed, RingEntries, RingNeed},
 };
 use kiln_kernels::{CausalConv, Kernels, SelectiveScan};
 
@@ -48,8 +48,11 @@ pub(crate) enum MixerNorms {
 
 impl MambaConfig {
     pub(crate) fn need(&self) -> RecurrentNeed {
-        let &Self { channels, conv_width, state_dim, .. } = self;
-        RecurrentNeed { channels, conv_width, state_dim }
+        let &Self { channels: width, conv_width, state_dim, .. } = self;
+        let reach = conv_width.saturating_sub(1);
+        let inputs = RingNeed { groups: 1, width, entries: RingEntries::Inputs { reach } };
+        let states = RingNeed { groups: state_dim, width, entries: RingEntries::States };
+        RecurrentNeed { rings: vec![inputs, states] }
     }
 }
 
@@ -152,7 +155,7 @@ impl Mamba {
         let mut rings = taken(&mut parts, &frames, &x)?;
         let mut convolved = Vec::with_capacity(frames.len());
         for ((frame, positions), rings) in frames.iter().zip(&positions).zip(&mut rings) {
-            let Some(own) = rings.take() else {
+            let Some([inputs, states]) = rings.take() else {
                 convolved.push(frame.nothing(&x));
                 continue;
             };
@@ -160,10 +163,10 @@ impl Mamba {
                 x: frame.own(&x),
                 weight: self.conv.clone(),
                 bias: self.conv_bias.clone(),
-                ring: own.inputs,
+                ring: inputs,
                 positions: positions.clone(),
             });
-            *rings = Some(StateRings { inputs, ..own });
+            *rings = Some([inputs, states]);
             convolved.push(frame.whole(y));
         }
         let x = together(convolved);
@@ -183,7 +186,7 @@ impl Mamba {
 
         let mut mixed = Vec::with_capacity(frames.len());
         for (((part, frame), positions), rings) in parts.into_iter().zip(&frames).zip(positions).zip(rings) {
-            let Some(StateRings { inputs, states }) = rings else {
+            let Some([inputs, states]) = rings else {
                 mixed.push(frame.nothing(&x));
                 continue;
             };
@@ -196,14 +199,14 @@ impl Mamba {
                 ring: states,
                 positions,
             });
-            part.layer.store(StateRings { inputs, states }, frame.new_tokens())?;
+            part.layer.store(vec![inputs, states], frame.new_tokens())?;
             mixed.push(frame.whole(y));
         }
         Ok(self.out_proj.forward_onto(residual, together(mixed), kernels))
     }
 }
 
-/// Takes the rings of each part that has new tokens.
+/// Takes the rings of each part that has new tokens: inputs of the convolution, and states.
 ///
 /// # Errors
 /// The errors of [`StateLayer::take`]. In that case all rings are back in their layers.
@@ -211,15 +214,19 @@ fn taken(
     parts: &mut [RowPart<'_, dyn StateLayer>],
     frames: &[Frame],
     inputs: &Tensor<3>,
-) -> Result<Vec<Option<StateRings>>> {
+) -> Result<Vec<Option<[Tensor<4>; 2]>>> {
     let mut rings = Vec::with_capacity(parts.len());
     for i in 0..parts.len() {
         let own = frames[i].new_tokens() > 0;
-        match own.then(|| parts[i].layer.take(&frames[i].own(inputs))).transpose() {
+        let taken = own.then(|| parts[i].layer.take(&frames[i].own(inputs))).transpose();
+        let two = |taken: Vec<Tensor<4>>| {
+            taken.try_into().map_err(|_| Error::Execution("the memory of Mamba is not two rings".to_owned()))
+        };
+        match taken.and_then(|taken| taken.map(two).transpose()) {
             Ok(taken) => rings.push(taken),
             Err(error) => {
                 for (part, rings) in parts.iter_mut().zip(rings) {
-                    rings.map_or(Ok(()), |rings| part.layer.store(rings, 0))?;
+                    rings.map_or(Ok(()), |rings: [_; 2]| part.layer.store(rings.into(), 0))?;
                 }
                 return Err(error);
             }

@@ -17,7 +17,7 @@ use kiln::{
 };
 
 pub use feeding::DIM;
-pub use state::{STATE_NEED, state_conforms};
+pub use state::{state_conforms, state_needs};
 
 use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
 

@@ -1,17 +1,30 @@
 //! Laws of recurrent layers.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln::expert::memory::{RecurrentNeed, StateLayer, StateRings};
+use kiln::expert::memory::{RecurrentNeed, RingEntries, RingNeed, Rings, StateLayer};
 
 use super::feeding::floats;
 
-/// Dimensions for which the layers must be built.
-pub const STATE_NEED: RecurrentNeed = RecurrentNeed { channels: 1, conv_width: 3, state_dim: 1 };
+/// Needs for which the laws must hold: of a state-space mixer, of a short convolution alone, of matrix states
+/// per head, and of several convolutions beside them.
+pub fn state_needs() -> Vec<RecurrentNeed> {
+    let inputs = |width, reach| RingNeed { groups: 1, width, entries: RingEntries::Inputs { reach } };
+    let states = |groups, width| RingNeed { groups, width, entries: RingEntries::States };
+    [
+        vec![inputs(1, 2), states(1, 1)],
+        vec![inputs(3, 2)],
+        vec![states(2 * 3, 4)],
+        vec![inputs(2, 3), states(6, 2), inputs(5, 1)],
+    ]
+    .map(|rings| RecurrentNeed { rings })
+    .into()
+}
 
-/// A layer of two rows and one channel, and the numbers that it was fed. The input of a token is also its
-/// state. The numbers of the second row are ten times those of the first.
+/// A layer of two rows, and the numbers that it was fed. The inputs and states of a token all have its
+/// number. The numbers of the second row are ten times those of the first.
 struct Fed<'a> {
     layer: Box<dyn StateLayer>,
+    need: &'a RecurrentNeed,
     numbers: Vec<f32>,
     device: &'a Device,
 }
@@ -20,21 +33,23 @@ impl Fed<'_> {
     /// Feeds numbers in one pass and writes the rings as kernels do.
     fn feed(&mut self, numbers: &[f32]) {
         let n = numbers.len();
-        let StateRings { mut inputs, mut states } = self.take(n);
+        let mut rings = self.take(n);
         for &number in numbers {
-            let (inputs_slots, states_slots) = (inputs.dims()[2], states.dims()[2]);
-            let position = self.numbers.len();
-            let vector = || self.tensor([2, 1, 1, 1], vec![number, 10.0 * number]);
-            let at = |slot: usize| [0..2, 0..1, slot..slot + 1, 0..1];
-            inputs = inputs.slice_assign(at(position % inputs_slots), vector());
-            states = states.slice_assign(at((position + 1) % states_slots), vector());
+            let len = self.numbers.len() + 1;
+            for (ring, need) in rings.iter_mut().zip(&self.need.rings) {
+                let [_, groups, slots, width] = ring.dims();
+                let slot = need.latest(len) % slots;
+                let row = |factor: f32| vec![factor * number; groups * width];
+                let entry = self.tensor([2, groups, 1, width], [row(1.0), row(10.0)].concat());
+                *ring = ring.clone().slice_assign([0..2, 0..groups, slot..slot + 1, 0..width], entry);
+            }
             self.numbers.push(number);
         }
-        self.layer.store(StateRings { inputs, states }, n).unwrap();
+        self.layer.store(rings, n).unwrap();
         assert_eq!(self.layer.seq_len(), self.numbers.len());
     }
 
-    fn take(&mut self, tokens: usize) -> StateRings {
+    fn take(&mut self, tokens: usize) -> Rings {
         let inputs = self.tensor([2, tokens, 1], vec![0.0; 2 * tokens]);
         self.layer.take(&inputs).unwrap()
     }
@@ -57,15 +72,18 @@ impl Fed<'_> {
             return;
         }
         let rings = self.take(0);
-        let read = |ring: &Tensor<4>, number: usize| {
-            let slot = number % ring.dims()[2];
-            floats(ring.clone().narrow(2, slot, 1))
-        };
-        let want = |number: f32| factors.map(|factor| factor * number);
-        assert_eq!(read(&rings.states, len), want(self.numbers[len - 1]), "{what}: state behind {len}");
-        for position in len.saturating_sub(2)..len {
-            let got = read(&rings.inputs, position);
-            assert_eq!(got, want(self.numbers[position]), "{what}: input {position} of {len}");
+        for (ring, need) in rings.iter().zip(&self.need.rings) {
+            let [_, groups, slots, width] = ring.dims();
+            let latest = need.latest(len);
+            let reach = match need.entries {
+                RingEntries::Inputs { reach } => reach,
+                RingEntries::States => 1,
+            };
+            for back in 0..reach.min(len) {
+                let want = factors.map(|factor| vec![factor * self.numbers[len - 1 - back]; groups * width]);
+                let got = floats(ring.clone().narrow(2, (latest - back) % slots, 1));
+                assert_eq!(got, want.concat(), "{what}: {back} entries before the last of {len}, {need:?}");
+            }
         }
         self.layer.store(rings, 0).unwrap();
     }
@@ -73,9 +91,9 @@ impl Fed<'_> {
 
 const ROWS: [f32; 2] = [1.0, 10.0];
 
-/// Checks the laws of every recurrent layer for [`STATE_NEED`]. `build` creates new layers.
-pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) {
-    let new = || Fed { layer: build(), numbers: Vec::new(), device };
+/// Checks the laws of every recurrent layer. `build` creates new layers for `need`.
+pub fn state_conforms(need: &RecurrentNeed, build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) {
+    let new = || Fed { layer: build(), need, numbers: Vec::new(), device };
     let numbers = |range: std::ops::Range<usize>| range.map(|n| n as f32 + 1.0).collect::<Vec<_>>();
 
     // Every promised length can be returned to, however the tokens were divided into passes.
@@ -125,7 +143,7 @@ pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) 
     fed.check(ROWS, "a late promise");
 
     // Two continuations of a snapshot are independent.
-    let mut other = Fed { layer: fed.layer.snapshot(), numbers: fed.numbers.clone(), device };
+    let mut other = Fed { layer: fed.layer.snapshot(), need, numbers: fed.numbers.clone(), device };
     for n in 40..44 {
         fed.feed(&numbers(n..n + 1));
         other.feed(&numbers(n + 20..n + 21));
@@ -149,7 +167,7 @@ pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) 
     fed.check([10.0, 1.0], "refused");
 
     let saved = fed.layer.save().unwrap();
-    let mut restored = Fed { layer: build(), numbers: fed.numbers.clone(), device };
+    let mut restored = Fed { layer: build(), need, numbers: fed.numbers.clone(), device };
     restored.layer.restore(saved.clone()).unwrap();
     restored.check([10.0, 1.0], "restored");
     fed.layer.reset();
