@@ -12,6 +12,7 @@ use kiln::{
             invariance::Extent,
             self_test,
         },
+        read_back::block_on,
     },
 };
 
@@ -90,9 +91,9 @@ impl Checked for Faulty {
 fn a_wrong_kernel_is_found_and_its_reference_runs() {
     for (name, opened) in kiln_testkit::devices::opened() {
         let faulty = KernelInfo::of::<Faulty>();
-        let verdict = self_test(&faulty, opened, DType::F32, Coverage::Full).unwrap().unwrap();
+        let verdict = block_on(self_test(&faulty, opened, DType::F32, Coverage::Full)).unwrap().unwrap();
         assert_eq!((verdict.compared, verdict.wrong), (9, 9), "{name}");
-        let quick = self_test(&faulty, opened, DType::F32, Coverage::Quick(&[])).unwrap().unwrap();
+        let quick = block_on(self_test(&faulty, opened, DType::F32, Coverage::Quick(&[]))).unwrap().unwrap();
         assert_eq!((quick.compared, quick.is_right()), (3, false), "{name}");
         let why = quick.why.unwrap();
         assert!(why.starts_with("faulty 2: element 1 is "), "{name}: {why}");
@@ -111,7 +112,7 @@ fn right_kernels_are_trusted() {
     for (name, opened) in kiln_testkit::devices::opened() {
         for kernel in KERNELS.iter().filter(|kernel| ["kv_append", "linear", "sample"].contains(&kernel.name))
         {
-            match self_test(kernel, opened, DType::F32, Coverage::Quick(&[])).unwrap() {
+            match block_on(self_test(kernel, opened, DType::F32, Coverage::Quick(&[]))).unwrap() {
                 Some(verdict) => assert!(verdict.is_right(), "{name}: {verdict:?}"),
                 None => assert_eq!((kernel.name, opened.info.class), ("sample", DeviceClass::Cpu)),
             }

@@ -106,7 +106,7 @@ fn verdicts(device: &Opened, coverage: Coverage<'_>) -> Result<Vec<Verdict>> {
     for dtype in dtypes {
         for kernel in KERNELS {
             bar.set_message(kernel.name);
-            verdicts.extend(self_test(kernel, device, dtype, coverage)?);
+            verdicts.extend(read_back::block_on(self_test(kernel, device, dtype, coverage))?);
             bar.inc(1);
         }
     }

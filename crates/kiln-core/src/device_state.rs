@@ -131,12 +131,15 @@ impl DeviceState {
         })
     }
 
-    /// Waits until the device has finished all launched work.
+    /// Waits until the device has finished all launched work. A browser cannot wait: there, the work is
+    /// handed to the device, and the next read waits for it.
     ///
     /// # Errors
     /// The device's error. A tensor whose work failed is not reported here, but when it is read.
     pub fn sync(&self) -> Result<()> {
-        self.caught(|| self.0.device.sync())?.map_err(|e| self.error(e))
+        let device = &self.0.device;
+        let is_done = || if cfg!(target_family = "wasm") { device.flush() } else { device.sync() };
+        self.caught(is_done)?.map_err(|e| self.error(e))
     }
 
     /// Makes the device release unused memory, unless a step is about to be recorded on it: the recording

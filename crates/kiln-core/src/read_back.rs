@@ -1,6 +1,7 @@
 //! Reading tensors back to the host. No other module does it.
 //!
-//! Reads are futures, so that a browser can await them; on native targets, this module blocks on them.
+//! Reads are futures, so that a browser can await them. A browser cannot wait for them in any other way, so
+//! the functions that block are for native targets alone.
 
 use std::{
     future::{Future, poll_fn},
@@ -73,18 +74,31 @@ impl ReadBack {
     }
 }
 
-/// A read that is dropped is waited for: its memory is reused, and the copy must have ended by then.
+/// A read that is dropped is waited for: its memory is reused, and the copy must have ended by then. A
+/// browser orders the copy before the next use of that memory.
+#[cfg(not(target_family = "wasm"))]
 impl Drop for ReadBack {
     fn drop(&mut self) {
-        if let State::Reading(read) = &mut self.0
-            && cfg!(not(target_family = "wasm"))
-        {
+        if let State::Reading(read) = &mut self.0 {
             _ = pollster::block_on(read);
         }
     }
 }
 
-/// Reads `tensor`, and blocks until the data have arrived. Native only.
+/// Waits for the data of several reads, in order.
+///
+/// # Errors
+/// The first error of the device; the other reads are dropped.
+pub async fn all(reads: Vec<ReadBack>) -> Result<Vec<TensorData>> {
+    let mut data = Vec::with_capacity(reads.len());
+    for read in reads {
+        data.push(read.finish().await?);
+    }
+    Ok(data)
+}
+
+/// Reads `tensor`, and blocks until the data have arrived.
+#[cfg(not(target_family = "wasm"))]
 pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<TensorData> {
     block_on(start(tensor).finish())
 }
@@ -103,7 +117,8 @@ pub async fn yield_now() {
     .await;
 }
 
-/// Blocks on a future of this workspace; for native targets.
+/// Blocks on a future of this workspace.
+#[cfg(not(target_family = "wasm"))]
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     pollster::block_on(future)
 }

@@ -19,7 +19,7 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     const BY_ROWS: bool = true;
 
     /// Outlines of the tensors that [`from_host`](Tensors::from_host) must be given, in the order of
-    /// [`to_host`](Tensors::to_host).
+    /// [`start_reading`](Tensors::start_reading).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
     /// Size of dimension 2 of the first tensor, in most cases tokens. 0 if there is no such dimension.
@@ -30,7 +30,6 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     /// Selects rows by numbers on the device, `[rows]`; `None` if rows of each tensor cannot be selected
     /// independently.
     fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self>;
-    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
     /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>);
     /// Creates the tensors from host data; `None` if tensors are missing, or of another rank or kind.
@@ -179,6 +178,7 @@ pub trait AnySlot {
     /// [`Error::Execution`] if the tensors are in host memory, or not [by rows](Self::is_by_rows).
     fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()>;
     /// Copies the tensors to the host; the slot keeps them.
+    #[cfg(not(target_family = "wasm"))]
     fn read(&self) -> Result<Vec<TensorData>>;
     /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
@@ -244,10 +244,9 @@ impl<T: Tensors> AnySlot for Slot<T> {
         Ok(())
     }
 
+    #[cfg(not(target_family = "wasm"))]
     fn read(&self) -> Result<Vec<TensorData>> {
-        let mut host = Vec::new();
-        self.get()?.map_or(Ok(()), |tensors| tensors.to_host(&mut host))?;
-        Ok(host)
+        read_back::block_on(read_back::all(self.start_reading(None)?))
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>> {
@@ -337,11 +336,6 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
         Some(self.select(0, rows.clone()))
     }
 
-    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        host.push(read_back::read(self.clone())?);
-        Ok(())
-    }
-
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
         reads.push(read_back::start(match tokens {
             Some(tokens) => self.clone().narrow(2, tokens.start, tokens.len()),
@@ -390,11 +384,6 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
         Some((self.0.select_rows_on_device(rows)?, self.1.select_rows_on_device(rows)?))
     }
 
-    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.0.to_host(host)?;
-        self.1.to_host(host)
-    }
-
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
         self.0.start_reading(tokens, reads);
         self.1.start_reading(tokens, reads);
@@ -433,11 +422,6 @@ impl Tensors for PackedBuffer {
     fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self> {
         let codes = self.codes.select_rows_on_device(rows)?;
         Some(Self { codes, scales: self.scales.select_rows_on_device(rows)? })
-    }
-
-    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.codes.to_host(host)?;
-        self.scales.to_host(host)
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {

@@ -5,16 +5,16 @@ use burn::{
     backend::{Backend, BackendTypes, Dispatch},
     tensor::Device,
 };
-use libloading::Library;
 
 use crate::{Result, device_state::DeviceState};
 
 /// Whether the system's loader finds the shared library `name`.
 ///
 /// Trusts the code that the library runs when it is loaded, as using the library would.
+#[cfg(feature = "cuda")]
 pub fn can_load(name: &str) -> bool {
     // SAFETY: see above; no function of the library is called.
-    unsafe { Library::new(name) }.is_ok()
+    unsafe { libloading::Library::new(name) }.is_ok()
 }
 
 /// Returns the size in bytes of each memory heap of an adapter, and whether the heap is device-local; empty

@@ -453,7 +453,8 @@ impl Drop for Generation<'_> {
     }
 }
 
-/// Steps, as an iterator that blocks. Native only.
+/// Steps, as an iterator that blocks.
+#[cfg(not(target_family = "wasm"))]
 impl Iterator for Generation<'_> {
     type Item = Result<Step>;
 
@@ -462,6 +463,7 @@ impl Iterator for Generation<'_> {
     }
 }
 
+#[cfg(not(target_family = "wasm"))]
 impl std::iter::FusedIterator for Generation<'_> {}
 
 /// Logits of each row, `width` times.

@@ -1,8 +1,10 @@
 //! Statistics of a generation.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Counts and times of a generation so far. Without a clock, in a browser, times are zero.
+use web_time::Instant;
+
+/// Counts and times of a generation so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -43,10 +45,10 @@ pub(crate) struct Clock {
 impl Clock {
     /// Called at each step; the first call counts.
     pub(crate) fn start(&mut self) {
-        self.start = self.start.or_else(now);
+        self.start.get_or_insert_with(Instant::now);
     }
 
-    /// Whether this time has passed since the first call. Always false before that, and without a clock.
+    /// Whether this time has passed since the first call. It never has before that.
     pub(crate) fn is_past(&self, time: Option<Duration>) -> bool {
         time.zip(self.start).is_some_and(|(time, start)| start.elapsed() >= time)
     }
@@ -62,15 +64,10 @@ impl Clock {
     pub(crate) fn chosen(&mut self, stats: &mut Stats) {
         if self.first.is_none() {
             stats.time_to_first_token = since(self.start);
-            self.first = now();
+            self.first = Some(Instant::now());
         }
         stats.decode_time = since(self.first);
     }
-}
-
-/// The current time, if the platform has a clock: `Instant::now` panics in a browser.
-pub(crate) fn now() -> Option<Instant> {
-    (!cfg!(target_family = "wasm")).then(Instant::now)
 }
 
 fn since(start: Option<Instant>) -> Duration {

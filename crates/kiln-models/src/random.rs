@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kiln_core::{Result, budget::Claim, read_back};
+use kiln_core::{Result, budget::Claim};
 use kiln_kernels::Kernels;
 
-use crate::{Configured, HostMatrix, Part, Weights};
+use crate::{Configured, HostMatrix, Part, Weights, weights::read_now};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Weights for RandomWeights {
         self.elements += shape.iter().product::<usize>() as u64;
         let options = (&self.device, self.dtype);
         let numbers = Tensor::<2>::random(shape, Distribution::Normal(0.0, 0.02), options);
-        read_back::read(numbers).map(HostMatrix::dense)
+        read_now(numbers).map(HostMatrix::dense)
     }
 
     fn resident_experts(&self) -> Option<usize> {

@@ -159,7 +159,7 @@ pub enum Longest {
 /// The maximum number of tokens that take at most `left` bytes. More tokens never take fewer bytes.
 fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
     /// More tokens than any sequence has.
-    const MOST: usize = 1 << 40;
+    const MOST: usize = 1 << if usize::BITS > 40 { 40 } else { 30 };
 
     let fits = |tokens| bytes(tokens) as u64 <= left;
     if fits(MOST) {

@@ -1,7 +1,10 @@
 //! The result of a row or token does not depend on what is computed in the same launch, bit for bit.
 
 use burn::tensor::DType;
-use kiln::expert::kernels::{Choice, Kernels, Path};
+use kiln::expert::{
+    kernels::{Choice, Kernels, Path},
+    read_back::block_on,
+};
 
 use super::{choices, kernels, path};
 
@@ -30,7 +33,7 @@ fn rows_and_tokens_do_not_depend_on_those_beside_them() {
                             continue;
                         }
                         let kernels = Kernels::new(choice, device).unwrap();
-                        let varies = case.variance(&kernels, dtype).unwrap();
+                        let varies = block_on(case.variance(&kernels, dtype)).unwrap();
                         failures.extend(
                             varies.map(|why| format!("{choice} on {name}, {dtype:?}: {case:?}: {why}")),
                         );

@@ -12,8 +12,11 @@ use burn::tensor::{DType, Device};
 use kiln::{
     Error,
     device::DeviceClass,
-    expert::kernels::{
-        Choice, KERNELS, KernelInfo, Kernels, Path, Ran, cases::AnyCase, faults::set_keeps_subnormals,
+    expert::{
+        kernels::{
+            Choice, KERNELS, KernelInfo, Kernels, Path, Ran, cases::AnyCase, faults::set_keeps_subnormals,
+        },
+        read_back::block_on,
     },
 };
 
@@ -65,7 +68,8 @@ fn implementations_agree_with_the_reference() {
         let cases = kernel.cases();
         assert!(!cases.is_empty(), "{} has no cases", kernel.name);
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let wanted: Vec<_> = cases.iter().map(|case| case.run(&reference, dtype).unwrap()).collect();
+            let wanted: Vec<_> =
+                cases.iter().map(|case| block_on(case.run(&reference, dtype)).unwrap()).collect();
             for (name, device) in &devices {
                 if !device.supports_dtype(dtype) {
                     eprintln!("{name} has no {dtype:?}");
@@ -90,7 +94,7 @@ fn implementations_agree_with_the_reference() {
                             continue;
                         }
                         let kernels = Kernels::new(choice, device).unwrap();
-                        let got = case.run(&kernels, dtype);
+                        let got = block_on(case.run(&kernels, dtype));
                         let what = format!("{choice} on {name}, {dtype:?}: {case:?}");
                         assert_eq!(kernels.ran(), [Ran { kernel: kernel.name, path, count: 1 }], "{what}");
                         let wrong = match got {
@@ -123,8 +127,8 @@ fn shaders_unpack_scales_by_integers_where_a_device_has_to() {
                 case.format().is_some() && case.path(Path::Wgsl, DType::F32, device) == Path::Wgsl
             };
             for case in cases.iter().filter(is_of_shader) {
-                let want = case.run(&reference, DType::F32).unwrap();
-                let got = case.run(&Kernels::new(Choice::Wgsl, device).unwrap(), DType::F32);
+                let want = block_on(case.run(&reference, DType::F32)).unwrap();
+                let got = block_on(case.run(&Kernels::new(Choice::Wgsl, device).unwrap(), DType::F32));
                 let wrong = match got {
                     Ok(got) => case.difference(DType::F32, &got, &want),
                     Err(error) => Some(error.to_string()),

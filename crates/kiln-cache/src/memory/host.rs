@@ -8,7 +8,7 @@ use kiln_core::{
     device_state::DeviceState,
     host_data,
     layer::Moved,
-    read_back::{ReadBack, block_on},
+    read_back::ReadBack,
     slot::{AnySlot, Dirty, Outline},
 };
 
@@ -77,7 +77,7 @@ impl Host {
     /// The device's error, now and from then on.
     fn settle(&mut self) -> Result<()> {
         for Arriving { slot, tensor, tokens, read } in std::mem::take(&mut self.arriving) {
-            match (block_on(read.finish()), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
+            match (arrived(read), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
                 (Ok(data), Some(here)) => {
                     self.moved.down += data.as_bytes().len() as u64;
                     here.write(tokens, data);
@@ -144,6 +144,24 @@ impl Host {
     pub(super) fn moved(&self) -> Moved {
         self.moved
     }
+}
+
+/// Waits for a read.
+#[cfg(not(target_family = "wasm"))]
+fn arrived(read: ReadBack) -> Result<TensorData> {
+    kiln_core::read_back::block_on(read.finish())
+}
+
+/// A browser cannot wait for a read, so no layer is offloaded there.
+#[cfg(target_family = "wasm")]
+fn arrived(_: ReadBack) -> Result<TensorData> {
+    Err(unavailable())
+}
+
+/// The error of offloading in a browser.
+pub(super) fn unavailable() -> Error {
+    let why = "needs reads that the host waits for, and a browser cannot wait; leave it out".to_owned();
+    Error::Setting { name: "offload", why }
 }
 
 /// A tensor in host memory, in row-major order. Copies share it until one of them is written.

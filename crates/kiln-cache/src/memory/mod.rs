@@ -236,6 +236,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.on_device(|policy, _, tensors| policy.reorder_on_device(tensors, parents))
     }
 
+    #[cfg(not(target_family = "wasm"))]
     fn save(&self) -> Result<LayerState> {
         let (mut at, mut tensors) = (self.at.clone(), self.copied()?);
         self.policy.trim(&mut at, &mut tensors)?;
@@ -278,6 +279,9 @@ impl<P: Policy> CacheLayer for Memory<P> {
     }
 
     fn offload(&mut self) -> Result<()> {
+        if cfg!(target_family = "wasm") {
+            return Err(host::unavailable());
+        }
         self.host.get_or_insert_default();
         self.park()
     }

@@ -70,7 +70,7 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
     });
     env.add_function("raise_exception", |why: String| Err::<Value, _>(wrong(why)));
     env.add_function("strftime_now", move |format: &str| {
-        let now = now.or_else(clock).ok_or_else(|| wrong("strftime_now: there is no clock here"))?;
+        let now = now.unwrap_or_else(clock);
         let local = jiff::Timestamp::try_from(now).map(|now| now.to_zoned(jiff::tz::TimeZone::system()));
         let text = local.and_then(|local| jiff::fmt::strtime::format(format, &local));
         text.map_err(|e| wrong(format!("strftime_now: {e}")))
@@ -78,9 +78,10 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
     env
 }
 
-/// The current time, if the platform has a clock: asking for it panics in a browser.
-fn clock() -> Option<SystemTime> {
-    (!cfg!(target_family = "wasm")).then(SystemTime::now)
+/// The time. A browser has another type for it.
+fn clock() -> SystemTime {
+    let since = web_time::SystemTime::now().duration_since(web_time::UNIX_EPOCH);
+    SystemTime::UNIX_EPOCH + since.unwrap_or_default()
 }
 
 /// Converts minijinja's error into one sentence.

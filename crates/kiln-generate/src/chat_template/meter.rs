@@ -1,10 +1,10 @@
 //! Limits on memory and time of a template, counted while it runs.
 
-use std::{borrow::Cow, time::Instant};
+use std::borrow::Cow;
 
 use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
-use crate::stats::now;
+use web_time::Instant;
 
 type Made<T> = Result<T, Error>;
 
@@ -43,7 +43,7 @@ impl Meter {
             written: 0,
             made: 0,
             holds_namespaces: false,
-            started: Started(now()),
+            started: Started(Instant::now()),
         })
     }
 
@@ -88,13 +88,13 @@ fn count(counter: &mut usize, bytes: usize, most: usize) -> Made<()> {
     if *counter > most { Err(too_much()) } else { Ok(()) }
 }
 
-/// The start of a rendering, if there is a clock.
+/// When a rendering started.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Started(Option<Instant>);
+pub(super) struct Started(Instant);
 
 impl Started {
     pub(super) fn in_time(self) -> Made<()> {
-        match self.0.is_some_and(|started| started.elapsed().as_secs() >= SECONDS) {
+        match self.0.elapsed().as_secs() >= SECONDS {
             true => Err(wrong(format!("it takes more than {SECONDS} seconds"))),
             false => Ok(()),
         }

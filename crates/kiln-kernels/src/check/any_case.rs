@@ -1,9 +1,12 @@
 //! Cases of any kernel, with the type of the kernel erased.
 
-use std::{fmt, rc::Rc};
+use std::{fmt, pin::Pin, rc::Rc};
 
 use burn::tensor::{DType, Device, TensorData};
-use kiln_core::Result;
+use kiln_core::{
+    Result,
+    read_back::{self, ReadBack},
+};
 use kiln_weights::Format;
 
 use crate::{
@@ -16,11 +19,11 @@ use crate::{
     },
 };
 
-/// Runs a kernel, and reads its results.
-type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
+/// Runs a kernel, and starts reading its results.
+type Run = Box<dyn Fn(&Kernels, DType) -> Vec<ReadBack>>;
 
 /// Runs a kernel whole and in parts, and reports how the results differ.
-type Invariance = Box<dyn Fn(&Kernels, DType) -> Result<Option<String>>>;
+type Invariance = Box<dyn Fn(&Kernels, DType) -> Pin<Box<dyn Future<Output = Result<Option<String>>>>>>;
 
 /// A case of any kernel.
 pub struct AnyCase {
@@ -44,10 +47,12 @@ impl AnyCase {
             let inputs = inputs(&mut Numbers::new(kernels.device(), dtype));
             kernels.run(inputs).read()
         };
-        let invariance = move |kernels: &Kernels, dtype| {
-            violation(again(&mut Numbers::new(kernels.device(), dtype)), kernels)
-        };
-        let (run, invariance) = (Box::new(run), Box::new(invariance));
+        let invariance: Invariance = Box::new(move |kernels, dtype| {
+            let inputs = again(&mut Numbers::new(kernels.device(), dtype));
+            let kernels = kernels.clone();
+            Box::pin(async move { violation(inputs, &kernels).await })
+        });
+        let run = Box::new(run);
         Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed, format }
     }
 
@@ -65,8 +70,8 @@ impl AnyCase {
     ///
     /// # Errors
     /// Returns errors of the device.
-    pub fn run(&self, kernels: &Kernels, dtype: DType) -> Result<Vec<TensorData>> {
-        (self.run)(kernels, dtype)
+    pub async fn run(&self, kernels: &Kernels, dtype: DType) -> Result<Vec<TensorData>> {
+        read_back::all((self.run)(kernels, dtype)).await
     }
 
     /// Describes in a sentence how the result for a row or a token depends on others computed beside it;
@@ -74,8 +79,8 @@ impl AnyCase {
     ///
     /// # Errors
     /// Returns errors of the device.
-    pub fn variance(&self, kernels: &Kernels, dtype: DType) -> Result<Option<String>> {
-        (self.invariance)(kernels, dtype)
+    pub async fn variance(&self, kernels: &Kernels, dtype: DType) -> Result<Option<String>> {
+        (self.invariance)(kernels, dtype).await
     }
 
     /// The implementation that runs on a device for which `preferred` is selected.

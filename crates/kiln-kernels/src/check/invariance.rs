@@ -1,7 +1,7 @@
 //! Batch invariance: the result for a row or a token does not depend on what is computed beside it.
 
 use burn::tensor::TensorData;
-use kiln_core::Result;
+use kiln_core::{Result, read_back};
 
 use crate::{
     runtime::{kernel::INVARIANT_UP_TO, kernels::Kernels},
@@ -13,7 +13,7 @@ use crate::{
 ///
 /// # Errors
 /// Returns errors of the device.
-pub(crate) fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Option<String>> {
+pub(crate) async fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Option<String>> {
     let kernel = kernel.checked();
     let [rows, tokens] = kernel.extent();
     if !(2..=INVARIANT_UP_TO).contains(&(rows * tokens)) {
@@ -28,8 +28,8 @@ pub(crate) fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Opti
     parts.dedup();
     let whole = kernels.run(kernel.clone());
     for part in parts {
-        let want = K::part_of(whole.clone(), part.clone()).read()?;
-        let got = kernels.run(kernel.clone().part(part.clone())).read()?;
+        let want = read_back::all(K::part_of(whole.clone(), part.clone()).read()).await?;
+        let got = read_back::all(kernels.run(kernel.clone().part(part.clone())).read()).await?;
         if let Some(why) = differ(&got, &want) {
             let [row, token] = part;
             return Ok(Some(format!("rows {row:?} and tokens {token:?} of {rows} and {tokens}: {why}")));

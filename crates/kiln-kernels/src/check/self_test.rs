@@ -54,7 +54,7 @@ impl Verdict {
 ///
 /// # Errors
 /// [`Error::DeviceLost`], [`Error::OutOfMemory`]. Other errors count as wrong results.
-pub fn self_test(
+pub async fn self_test(
     kernel: &KernelInfo,
     device: &Opened,
     dtype: DType,
@@ -80,10 +80,10 @@ pub fn self_test(
     };
     let mut verdict = Verdict { kernel: kernel.name, path, dtype, compared: 0, wrong: 0, why: None };
     for (_, case) in cases.iter().enumerate().filter(is_compared) {
-        let want = case.run(&reference, dtype)?;
-        let why = match case.run(&kernels, dtype) {
+        let want = case.run(&reference, dtype).await?;
+        let why = match case.run(&kernels, dtype).await {
             Ok(got) => match case.difference(dtype, &got, &want) {
-                None => sentence(case.variance(&kernels, dtype), opened)?,
+                None => sentence(case.variance(&kernels, dtype).await, opened)?,
                 why => why,
             },
             Err(error) => sentence(Err(error), opened)?,

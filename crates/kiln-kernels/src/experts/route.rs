@@ -5,8 +5,8 @@
 //! Normalised weights are divided by their sum. (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, `JambaTopKRouter`
 //! of transformers)
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
-use kiln_core::{Result as KilnResult, read_back};
+use burn::tensor::{DType, Int, Tensor};
+use kiln_core::read_back::{self, ReadBack};
 
 use crate::{
     runtime::{
@@ -181,8 +181,8 @@ impl Checked for Route {
 }
 
 impl Read for Routing {
-    fn read(self) -> KilnResult<Vec<TensorData>> {
-        Ok(vec![read_back::read(self.experts)?, read_back::read(self.weights)?])
+    fn read(self) -> Vec<ReadBack> {
+        vec![read_back::start(self.experts), read_back::start(self.weights)]
     }
 }
 

@@ -1,7 +1,7 @@
 //! The likeliest tokens of each row and their log-probabilities, from which a beam search continues.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kiln_core::{Result as KilnResult, read_back};
+use kiln_core::read_back::{self, ReadBack};
 
 use crate::{
     runtime::{
@@ -163,8 +163,8 @@ enum Scores {
 }
 
 impl Read for (Tensor<2, Int>, Tensor<2>) {
-    fn read(self) -> KilnResult<Vec<TensorData>> {
-        Ok(vec![read_back::read(self.0)?, read_back::read(self.1)?])
+    fn read(self) -> Vec<ReadBack> {
+        vec![read_back::start(self.0), read_back::start(self.1)]
     }
 }
 

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use burn::tensor::{DType, Device, Tensor, TensorData, kind::Basic};
-use kiln_core::{Result, packed::PackedBuffer, read_back};
+use kiln_core::{
+    packed::PackedBuffer,
+    read_back::{self, ReadBack},
+};
 use kiln_weights::Format;
 
 use crate::{runtime::choice::Path, testing::numbers::Numbers};
@@ -114,33 +117,30 @@ pub(crate) fn difference(
 
 /// Outputs of a kernel that can be read back.
 pub trait Read {
-    /// Reads every tensor of the output, in a fixed order.
-    ///
-    /// # Errors
-    /// Returns errors of the device.
-    fn read(self) -> Result<Vec<TensorData>>;
+    /// Starts reading every tensor of the output, in a fixed order.
+    fn read(self) -> Vec<ReadBack>;
 }
 
 impl<const D: usize, K: Basic + 'static> Read for Tensor<D, K> {
-    fn read(self) -> Result<Vec<TensorData>> {
-        Ok(vec![read_back::read(self)?])
+    fn read(self) -> Vec<ReadBack> {
+        vec![read_back::start(self)]
     }
 }
 
 impl<T: Read> Read for [T; 2] {
-    fn read(self) -> Result<Vec<TensorData>> {
-        self.into_iter().map(T::read).collect::<Result<Vec<_>>>().map(|all| all.concat())
+    fn read(self) -> Vec<ReadBack> {
+        self.into_iter().flat_map(T::read).collect()
     }
 }
 
 impl Read for (Tensor<3>, Tensor<4>) {
-    fn read(self) -> Result<Vec<TensorData>> {
-        Ok([self.0.read()?, self.1.read()?].concat())
+    fn read(self) -> Vec<ReadBack> {
+        vec![read_back::start(self.0), read_back::start(self.1)]
     }
 }
 
 impl Read for PackedBuffer {
-    fn read(self) -> Result<Vec<TensorData>> {
+    fn read(self) -> Vec<ReadBack> {
         [self.codes, self.scales].read()
     }
 }

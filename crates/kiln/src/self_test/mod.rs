@@ -7,7 +7,7 @@ mod record;
 use std::collections::BTreeSet;
 
 use burn::tensor::DType;
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, read_back::block_on};
 use kiln_kernels::{
     Choice, Coverage, KERNELS, KernelInfo, Kernels, Verdict,
     device::{self, DeviceClass, Opened},
@@ -208,7 +208,7 @@ fn distrusted(
         for kernel in kernels.iter().filter(|kernel| !crashed.contains(kernel.name)) {
             record.mark(kernel.name);
             if let Some(Verdict { why: Some(why), path, .. }) =
-                self_test(kernel, device, dtype, Coverage::Quick(formats))?
+                block_on(self_test(kernel, device, dtype, Coverage::Quick(formats)))?
             {
                 tracing::debug!(target: "kiln", kernel = kernel.name, %path, why);
                 wrong.insert(kernel.name.to_owned());

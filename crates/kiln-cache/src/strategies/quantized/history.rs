@@ -142,12 +142,6 @@ impl Tensors for History {
         None
     }
 
-    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.tensors.to_host(host)?;
-        host.push(self.numbers());
-        Ok(())
-    }
-
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
         self.tensors.start_reading(tokens, reads);
         reads.push(ReadBack::ready(self.numbers()));

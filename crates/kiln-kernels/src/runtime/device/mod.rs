@@ -1,5 +1,6 @@
 //! Lists and opens devices. A device that is not available is reported as an error, never as a panic.
 
+#[cfg(not(target_family = "wasm"))]
 mod bandwidth;
 #[cfg(feature = "cpu")]
 mod cpu;
@@ -15,7 +16,10 @@ mod system;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+#[cfg(not(target_family = "wasm"))]
 pub use bandwidth::CopyBandwidth;
 pub use info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened};
 pub use open::{list, open};
 pub use system::{limit_instructions, limit_threads, threads};
+#[cfg(all(feature = "wgpu", target_family = "wasm"))]
+pub use wgpu::browser::open_async;

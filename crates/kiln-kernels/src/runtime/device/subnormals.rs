@@ -31,8 +31,8 @@ const SHADER: Shader = Shader {
 };
 
 /// Whether `device` unpacks subnormal numbers. False if the test fails to run.
-pub(super) fn are_kept(device: &Device) -> bool {
-    unpacked(device).is_ok_and(|numbers| {
+pub(super) async fn are_kept(device: &Device) -> bool {
+    unpacked(device).await.is_ok_and(|numbers| {
         let halves = WORDS.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
         let want: Vec<u32> = halves.map(|half| f16::from_bits(half).to_f32().to_bits()).collect();
         numbers.into_iter().map(f32::to_bits).eq(want)
@@ -40,11 +40,12 @@ pub(super) fn are_kept(device: &Device) -> bool {
 }
 
 /// Unpacks [`WORDS`] on the device.
-fn unpacked(device: &Device) -> Result<Vec<f32>> {
+async fn unpacked(device: &Device) -> Result<Vec<f32>> {
     let words = TensorData::new(WORDS.map(u32::cast_signed).to_vec(), [WORDS.len()]);
     let words = primitive(Tensor::<1, Int>::from_data(words, (device, DType::I32)));
     let y = empty(&words, [2 * WORDS.len()], DType::F32);
     let launch = Launch::new(&SHADER, DType::F32, &y.client);
     launch.run(1, [&y, &words], Info { words: WORDS.len() as u32 });
-    Ok(read_back::read(Tensor::<1>::from_primitive::<Cube>(y))?.iter::<f32>().collect())
+    let read = read_back::start(Tensor::<1>::from_primitive::<Cube>(y));
+    Ok(read.finish().await?.iter::<f32>().collect())
 }

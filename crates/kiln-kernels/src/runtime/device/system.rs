@@ -64,7 +64,7 @@ pub(super) fn version() -> Option<String> {
 }
 
 /// Bytes of system memory; `None` in builds without a way to ask.
-#[cfg(any(feature = "cpu", feature = "wgpu"))]
+#[cfg(all(any(feature = "cpu", feature = "wgpu"), not(target_family = "wasm")))]
 #[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
 pub(super) fn memory() -> Option<u64> {
     #[cfg(feature = "cpu")]

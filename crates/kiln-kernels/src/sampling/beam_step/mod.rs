@@ -5,7 +5,7 @@ mod cube;
 mod reference;
 
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
-use kiln_core::{Result as KilnResult, read_back};
+use kiln_core::read_back::{self, ReadBack};
 
 use crate::{
     runtime::{
@@ -287,11 +287,10 @@ impl Given {
 }
 
 impl Read for Beams {
-    fn read(self) -> KilnResult<Vec<TensorData>> {
+    fn read(self) -> Vec<ReadBack> {
         let Self { candidates, next, parents, sums } = self;
-        [read_back::read(candidates), read_back::read(next), read_back::read(parents), read_back::read(sums)]
-            .into_iter()
-            .collect()
+        let tokens = [read_back::start(candidates), read_back::start(next)];
+        tokens.into_iter().chain([read_back::start(parents), read_back::start(sums)]).collect()
     }
 }
 

@@ -18,8 +18,8 @@ mod wgsl;
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, DType, Int, IntDType, Tensor, TensorData};
-use kiln_core::{Result as KilnResult, read_back};
+use burn::tensor::{Bool, DType, Int, IntDType, Tensor};
+use kiln_core::read_back::{self, ReadBack};
 
 use crate::{
     runtime::{
@@ -179,11 +179,11 @@ impl Checked for Sample {
 }
 
 impl Read for (Tensor<2, Int>, Draws) {
-    fn read(self) -> KilnResult<Vec<TensorData>> {
+    fn read(self) -> Vec<ReadBack> {
         let (tokens, Draws { used, occurred, .. }) = self;
-        let mut all = vec![read_back::read(tokens)?, read_back::read(used)?];
-        all.extend(occurred.map(read_back::read).transpose()?);
-        Ok(all)
+        let mut all = vec![read_back::start(tokens), read_back::start(used)];
+        all.extend(occurred.map(read_back::start));
+        all
     }
 }
 

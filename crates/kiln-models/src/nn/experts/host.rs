@@ -9,13 +9,14 @@ use std::sync::{
 };
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic, read_back};
+use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic};
 use kiln_kernels::{Activation, Kernels};
 
 use super::{ExpertsConfig, Names};
 use crate::{
     HostRows, Weights,
     nn::mlp::{GatedMlp, MlpConfig},
+    weights::{no_host_experts, read_now},
 };
 
 /// Number of bytes of weights to copy to the device before waiting for the copies. Prompts are routed to
@@ -69,6 +70,9 @@ impl HostExperts {
         &ExpertsConfig { intermediate, .. }: &ExpertsConfig,
         &MlpConfig { hidden, activation, .. }: &MlpConfig,
     ) -> Result<Self> {
+        if cfg!(target_family = "wasm") {
+            return Err(no_host_experts());
+        }
         let mut load = |Names { gate, up, down }| {
             Ok(HostMlp {
                 gate_up_proj: weights.host_rows(&[gate, up], hidden)?,
@@ -111,7 +115,7 @@ impl HostExperts {
     ) -> Result<Tensor<4>> {
         let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let device = x.device();
-        let routing = read_back::read(experts)?;
+        let routing = read_now(experts)?;
         let (here, away) = self.visits(routing.iter::<i64>());
         let visits: Vec<&Visit> = here.iter().map(|(visit, _)| visit).chain(&away).collect();
 
