@@ -31,7 +31,7 @@ pub(crate) fn copy_of(name: &str) -> TempDir {
     folder
 }
 
-fn cpu() -> Opened {
+pub(crate) fn cpu() -> Opened {
     kiln_testkit::devices::opened()[0].1.clone()
 }
 
@@ -83,23 +83,30 @@ fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()))
 }
 
-#[test]
-fn shards_load_as_one_file_does() {
-    let folder = copy();
-    let want = logits(&load(folder.path()).unwrap());
-    let tensors = read_tensors(folder.path());
+/// Divides the weights of a folder among three files, and returns the file of each tensor.
+pub(crate) fn shard(folder: &Path) -> BTreeMap<String, String> {
+    let tensors = read_tensors(folder);
     let mut shards: [Tensors; 3] = Default::default();
     let mut map = BTreeMap::new();
     for (i, (name, tensor)) in tensors.into_iter().enumerate() {
         map.insert(name.clone(), format!("model-{}.safetensors", i % 3));
         shards[i % 3].insert(name, tensor);
     }
-    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    fs::remove_file(folder.join("model.safetensors")).unwrap();
     for (i, shard) in shards.iter().enumerate() {
-        write_tensors(&folder.path().join(format!("model-{i}.safetensors")), shard);
+        write_tensors(&folder.join(format!("model-{i}.safetensors")), shard);
     }
-    let index = folder.path().join("model.safetensors.index.json");
+    let index = folder.join("model.safetensors.index.json");
     fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+    map
+}
+
+#[test]
+fn shards_load_as_one_file_does() {
+    let folder = copy();
+    let want = logits(&load(folder.path()).unwrap());
+    let mut map = shard(folder.path());
+    let index = folder.path().join("model.safetensors.index.json");
     assert_eq!(logits(&load(folder.path()).unwrap()), want);
     assert_eq!(Inspection::of(folder.path()).unwrap().shards, 3);
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiln::{Model, device::Opened};
+use kiln::{Model, ModelBuilder, device::Opened};
 use kiln_weights::{
     Format,
     gguf::{
@@ -240,6 +240,11 @@ fn parts_are_found_by_the_name_of_any_of_them() {
     for number in 1..=3 {
         assert_eq!(logits(&load(&part(number), opened).unwrap()), want);
     }
+    let bytes = (1..=3).map(|number| {
+        (part(number).file_name().unwrap().to_str().unwrap().to_owned(), fs::read(part(number)).unwrap())
+    });
+    let from_memory = float32(ModelBuilder::from_bytes(bytes), opened).load().unwrap();
+    assert_eq!(logits(&from_memory), want);
     let refused = |path: &Path| load(path, opened).unwrap_err().to_string();
     let renamed = files.path().join("renamed.gguf");
     fs::copy(part(2), &renamed).unwrap();

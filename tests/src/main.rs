@@ -39,6 +39,7 @@ mod saved;
 mod self_test;
 mod sequence;
 mod settings;
+mod sources;
 mod speech;
 mod spellings;
 mod structured;

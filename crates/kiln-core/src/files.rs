@@ -5,23 +5,22 @@
 
 use std::{
     fs::{self, File, Metadata, TryLockError},
-    io::{self, Read, Seek, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tempfile::{Builder, NamedTempFile};
 
-use crate::{Error, Result};
-
-/// Size limit in bytes for files of a model folder that are read whole: tokenizer and templates.
-pub const LONGEST_TEXT: u64 = 256 << 20;
+pub use crate::source::LONGEST_TEXT;
+use crate::{
+    Error, Result,
+    source::{Answer, LFS, LFS_POINTER, NOT_TEXT, Source, SourceFile, too_long},
+};
 
 /// Size limit in bytes for text from a user: a prompt, a template, a conversation. Tokenizing takes up to two
 /// hundred times as much memory.
 pub const LONGEST_INPUT: u64 = 16 << 20;
-
-/// First bytes of the file that Git LFS puts in place of a large file that it did not download.
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Opens a regular file for reading, and returns its length.
 ///
@@ -56,9 +55,74 @@ pub fn open_to_seek(path: &Path) -> Result<File> {
     let mut beginning = Vec::new();
     let read = (&mut file).take(LFS_POINTER.len() as u64).read_to_end(&mut beginning);
     read.and_then(|_| file.rewind()).map_err(|e| error(path, reason(&e)))?;
-    match is_lfs_pointer(&beginning) {
+    match beginning.starts_with(LFS_POINTER) {
         true => Err(error(path, LFS)),
         false => Ok(file),
+    }
+}
+
+/// A folder as a source.
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// The folder `path`; the current one if it is empty.
+    pub fn new(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+}
+
+impl Source for Folder {
+    fn path(&self, name: &str) -> PathBuf {
+        if name.is_empty() { self.0.clone() } else { self.0.join(name) }
+    }
+
+    fn open(&self, name: &str) -> Answer<'_, Result<Option<Arc<dyn SourceFile>>>> {
+        let file = RegularFile::open(&self.path(name));
+        Answer::Now(file.map(|file| Some(Arc::new(file?) as Arc<dyn SourceFile>)))
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+}
+
+/// A regular file that is read in any order. As long as it is open, a writer that uses locks waits.
+#[derive(Debug)]
+pub(crate) struct RegularFile {
+    path: PathBuf,
+    file: Mutex<File>,
+    size: u64,
+}
+
+impl RegularFile {
+    /// Opens a file; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// The errors of [`try_open`], and [`Error::File`] if a writer has locked it.
+    pub(crate) fn open(path: &Path) -> Result<Option<Self>> {
+        let Some((file, size)) = try_open(path)? else { return Ok(None) };
+        // Works if the system has locks and the writer uses them. Some file systems have none.
+        if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
+            return Err(error(path, "is locked by another process that writes it; try again"));
+        }
+        Ok(Some(Self { path: path.to_owned(), file: Mutex::new(file), size }))
+    }
+}
+
+impl SourceFile for RegularFile {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read<'a>(&'a self, at: u64, bytes: &'a mut [u8]) -> Answer<'a, Result<()>> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(bytes));
+        Answer::Now(read.map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => error(&self.path, "became shorter while it was read"),
+            _ => error(&self.path, reason(&e)),
+        }))
     }
 }
 
@@ -93,20 +157,12 @@ pub fn try_read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     // The reported length may be wrong, as in /proc, or the file may grow.
     file.take(most + 1).read_to_end(&mut bytes).map_err(|e| error(path, reason(&e)))?;
     if bytes.len() as u64 > most {
-        return Err(error(path, format!("is longer than the {most} bytes that are read of such a file")));
+        return Err(error(path, too_long(most)));
     }
     if bytes.starts_with(LFS_POINTER) {
         return Err(error(path, LFS));
     }
     Ok(Some(bytes))
-}
-
-/// Error text for a Git LFS pointer.
-pub(crate) const LFS: &str = "is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder";
-
-/// Whether a file that begins with these bytes is a Git LFS pointer.
-pub(crate) fn is_lfs_pointer(beginning: &[u8]) -> bool {
-    beginning.starts_with(LFS_POINTER)
 }
 
 /// Reads a regular UTF-8 file of at most [`LONGEST_TEXT`] bytes.
@@ -159,7 +215,7 @@ pub fn input(stream: impl Read) -> Result<String, String> {
 }
 
 fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
-    String::from_utf8(bytes).map_err(|_| error(path, "is not UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| error(path, NOT_TEXT))
 }
 
 /// A file that is written beside its target and replaces it when it is complete.

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod budget;
 pub mod device_state;
 pub mod error;
+#[cfg(not(target_family = "wasm"))]
 pub mod files;
 pub mod host_data;
 pub mod layer;
@@ -16,6 +17,7 @@ pub mod packed;
 pub mod read_back;
 mod setters;
 pub mod slot;
+pub mod source;
 pub mod tensor_file;
 pub mod unsafe_ops;
 pub mod view;

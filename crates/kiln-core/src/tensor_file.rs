@@ -6,16 +6,17 @@
 
 use std::{
     collections::HashMap,
-    fs::{File, TryLockError},
-    io::{Read, Seek, SeekFrom},
-    ops::Range,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Arc,
 };
 
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::Dtype;
+use serde::Deserialize;
 
-use crate::{Error, Result, files};
+use crate::{
+    Error, Result,
+    source::{LFS, LFS_POINTER, SourceFile},
+};
 
 /// Largest size of a header in bytes, as in the safetensors crate.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -27,68 +28,121 @@ const LENGTH: u64 = 8;
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    file: Mutex<File>,
-    metadata: Metadata,
+    file: Arc<dyn SourceFile>,
+    header: Header,
     /// Offset of the data in the file.
     data: u64,
 }
 
+/// The header of a file. The one of the safetensors crate counts bytes in `usize`, which ends at 4 GiB in a
+/// browser.
+#[derive(Debug, Deserialize)]
+struct Header {
+    #[serde(rename = "__metadata__", default)]
+    metadata: Option<HashMap<String, String>>,
+    #[serde(flatten)]
+    tensors: HashMap<String, TensorInfo>,
+}
+
+/// The type, shape and place of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct TensorInfo {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    /// First byte, and the one after the last, from the beginning of the data.
+    pub data_offsets: (u64, u64),
+}
+
+impl TensorInfo {
+    /// Size in bytes that the type and the shape need; `None` if it is no whole number, or too large.
+    fn size(&self) -> Option<u64> {
+        let elements = self.shape.iter().try_fold(1_u64, |all, size| all.checked_mul(*size as u64))?;
+        let bits = elements.checked_mul(self.dtype.bitsize() as u64)?;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+}
+
+impl Header {
+    /// Returns the end of the data. Tensors follow each other without gaps, in any order of names.
+    ///
+    /// # Errors
+    /// A sentence about a tensor whose size or place is impossible.
+    fn end(&self) -> Result<u64, String> {
+        let mut tensors: Vec<_> = self.tensors.iter().collect();
+        tensors.sort_unstable_by_key(|(_, info)| info.data_offsets);
+        let mut end = 0;
+        for (name, info) in tensors {
+            let (first, last) = info.data_offsets;
+            if first != end || last < first {
+                return Err(format!("`{name}` does not begin where the tensor before it ends"));
+            }
+            if info.size() != Some(last - first) {
+                return Err(format!("`{name}` has other bytes than its shape and type need"));
+            }
+            end = last;
+        }
+        Ok(end)
+    }
+}
+
 impl TensorFile {
-    /// Opens a file, reads its header, and checks it: offsets are in order without gaps, sizes follow from
-    /// shapes, and the data are as long as the file says.
+    /// Opens the file `path`, and reads its header.
     ///
     /// # Errors
     /// [`Error::File`] if the file is missing, not a regular file, locked by a writer, or damaged.
+    #[cfg(not(target_family = "wasm"))]
     pub fn open(path: &Path) -> Result<Self> {
+        let file = crate::files::RegularFile::open(path)?;
+        let missing = || Error::File { path: path.to_owned(), why: "there is no such file".to_owned() };
+        Self::new(path, Arc::new(file.ok_or_else(missing)?))
+    }
+
+    /// Reads the header of a file, and checks it: offsets are in order without gaps, sizes follow from
+    /// shapes, and the data are as long as the file says. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file cannot be read, or is damaged.
+    pub fn new(path: &Path, file: Arc<dyn SourceFile>) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
-        let (mut file, len) = files::open(path)?;
-        // Works if the system has locks and the writer uses them. Some file systems have none.
-        if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
-            return Err(wrong("is locked by another process that writes it; try again".to_owned()));
-        }
         let damaged = |why: &str| wrong(format!("is not a whole safetensors file ({why})"));
-        let mut length = [0; LENGTH as usize];
-        let begins = len.min(LENGTH) as usize;
-        file.read_exact(&mut length[..begins]).map_err(|e| wrong(e.to_string()))?;
-        if files::is_lfs_pointer(&beginning(&mut file, &length[..begins])) {
-            return Err(wrong(files::LFS.to_owned()));
+        let len = file.size();
+        let mut beginning = vec![0; len.min(LENGTH.max(LFS_POINTER.len() as u64)) as usize];
+        file.read(0, &mut beginning).wait()?;
+        if beginning.starts_with(LFS_POINTER) {
+            return Err(wrong(LFS.to_owned()));
         }
-        if len < LENGTH {
-            return Err(damaged("it has no header"));
-        }
-        let header = u64::from_le_bytes(length);
+        let length = beginning.first_chunk().ok_or_else(|| damaged("it has no header"))?;
+        let header = u64::from_le_bytes(*length);
         if header > LONGEST_HEADER || header > len - LENGTH {
             return Err(damaged("its header is longer than the file or than any header"));
         }
         let mut text = vec![0; header as usize];
-        file.seek(SeekFrom::Start(LENGTH))
-            .and_then(|_| file.read_exact(&mut text))
-            .map_err(|e| wrong(e.to_string()))?;
-        let metadata: Metadata = serde_json::from_slice(&text).map_err(|e| damaged(&e.to_string()))?;
+        file.read(LENGTH, &mut text).wait()?;
         let data = LENGTH + header;
-        if metadata.data_len() as u64 != len - data {
+        let header: Header = serde_json::from_slice(&text).map_err(|e| damaged(&e.to_string()))?;
+        if header.end().map_err(|why| damaged(&why))? != len - data {
             return Err(damaged("it is shorter or longer than its header says"));
         }
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file), metadata, data })
+        Ok(Self { path: path.to_owned(), file, header, data })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the tensors by name; offsets count from the beginning of the data.
-    pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
-        self.metadata.tensors()
+    /// Returns the tensors by name.
+    pub fn tensors(&self) -> &HashMap<String, TensorInfo> {
+        &self.header.tensors
     }
 
     /// Returns the header entry of the tensor `name`, if there is one.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        self.metadata.info(name)
+        self.header.tensors.get(name)
     }
 
     /// Returns the strings stored beside the tensors (`__metadata__`).
     pub fn metadata(&self) -> Option<&HashMap<String, String>> {
-        self.metadata.metadata().as_ref()
+        self.header.metadata.as_ref()
     }
 
     /// Fills `bytes` from `offset`, which counts from the beginning of the data.
@@ -96,15 +150,7 @@ impl TensorFile {
     /// # Errors
     /// [`Error::File`] if the file became shorter since it was opened, or cannot be read.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = SeekFrom::Start(self.data.saturating_add(offset));
-        file.seek(at).and_then(|_| file.read_exact(bytes)).map_err(|e| {
-            let why = match e.kind() {
-                std::io::ErrorKind::UnexpectedEof => "became shorter while it was read".to_owned(),
-                _ => e.to_string(),
-            };
-            Error::File { path: self.path.clone(), why }
-        })
+        self.file.read(self.data.saturating_add(offset), bytes).wait()
     }
 
     /// Reads the bytes of a tensor of this file.
@@ -112,26 +158,24 @@ impl TensorFile {
     /// # Errors
     /// The errors of [`read`](Self::read).
     pub fn read_tensor(&self, info: &TensorInfo) -> Result<Vec<u8>> {
-        let Range { start, end } = info.data_offsets.0..info.data_offsets.1;
-        let mut bytes = vec![0; end.saturating_sub(start)];
-        self.read(start as u64, &mut bytes)?;
+        let (first, last) = info.data_offsets;
+        let too_large = |_| Error::File {
+            path: self.path.clone(),
+            why: "has a tensor larger than this machine can address".to_owned(),
+        };
+        let mut bytes = vec![0; usize::try_from(last.saturating_sub(first)).map_err(too_large)?];
+        self.read(first, &mut bytes)?;
         Ok(bytes)
     }
-}
-
-/// Returns the first bytes of a file, of which `read` were read already.
-fn beginning(file: &mut File, read: &[u8]) -> Vec<u8> {
-    let mut beginning = read.to_vec();
-    // If no more can be read, the bytes read so far are enough.
-    _ = file.take(64).read_to_end(&mut beginning);
-    beginning
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use safetensors::{Dtype, tensor::TensorView};
+    use std::fs::File;
+
+    use safetensors::tensor::TensorView;
 
     use super::*;
 

@@ -4,7 +4,7 @@ mod not_applied;
 
 use std::{collections::BTreeMap, path::Path};
 
-use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_core::{Error, Result, model::TokenId};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -198,8 +198,9 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// [`Error::File`] if it cannot be read, is not a JSON object, or has a value of the wrong type.
+    #[cfg(not(target_family = "wasm"))]
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
-        files::try_read_text(path)?.map(|text| Self::from_text(path, &text)).transpose()
+        kiln_core::files::try_read_text(path)?.map(|text| Self::from_text(path, &text)).transpose()
     }
 
     /// Parses the text of a `generation_config.json`, which came from `path`.

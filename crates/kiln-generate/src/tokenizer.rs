@@ -3,13 +3,13 @@
 //! The crate trusts its file: some files make it panic, produce unbounded text, or overflow the stack. Faults
 //! that are visible in the file are rejected here. A panic that only some text triggers becomes an error.
 
-use std::{collections::VecDeque, fmt, path::Path};
+use std::{collections::VecDeque, fmt};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 use tokenizers::tokenizer::step_decode_stream;
 
-use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_core::{Error, Result, model::TokenId};
 
 mod beside;
 mod pieces;
@@ -71,15 +71,6 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`; `None` if there is no such file.
-    ///
-    /// # Errors
-    /// [`Error::File`] if it cannot be read, or [`load`](Self::load) rejects it.
-    pub fn from_file(path: &Path) -> Result<Option<Self>> {
-        let Some(file) = files::try_read(path, files::LONGEST_TEXT)? else { return Ok(None) };
-        Self::load(&file).map(Some).map_err(|why| Error::File { path: path.to_owned(), why })
-    }
-
     /// Creates the tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are
     /// for training.
     ///

@@ -5,10 +5,15 @@ use std::{
     str::FromStr,
 };
 
-use kiln_core::{Error, Result, files};
+use kiln_core::{
+    Error, Result,
+    source::{self, Source},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+#[cfg(not(target_family = "wasm"))]
+use crate::checkpoint::{foreign::no_model, model_files::ModelFiles};
 use crate::{
     checkpoint::{foreign::no_config, gguf::GgufFiles},
     nn::experts::COPIED_AT_ONCE,
@@ -205,21 +210,27 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Reads `config.json` in `folder`, or the config in a GGUF file.
+    #[cfg(not(target_family = "wasm"))]
     pub fn read(folder: &Path) -> Result<Self> {
-        if GgufFiles::is(folder) {
-            return Self::of_gguf(folder, &GgufFiles::open(folder)?);
+        let files = ModelFiles::at(folder)?;
+        match &files.gguf {
+            Some(name) => Self::of_gguf(folder, &GgufFiles::open(&*files.source, name)?),
+            None => Self::from_source(&*files.source),
         }
-        let path = folder.join("config.json");
-        // Checked first: a path inside of a regular file is a different error on each system.
-        let json = if folder.is_dir() { read_json(&path)? } else { None };
-        let json = json.ok_or_else(|| no_config(folder))?;
-        Ok(Self { path, json: renamed(json) })
     }
 
     /// Reads a JSON file, whatever its name.
+    #[cfg(not(target_family = "wasm"))]
     pub fn from_file(path: &Path) -> Result<Self> {
-        let json = read_json(path)?.ok_or_else(|| no_config(path))?;
-        Ok(Self { path: path.to_owned(), json: renamed(json) })
+        let text = kiln_core::files::try_read(path, LARGEST_CONFIG)?.ok_or_else(|| no_model(path))?;
+        Ok(Self { path: path.to_owned(), json: renamed(parsed(path, &text)?) })
+    }
+
+    /// Reads the `config.json` of a folder.
+    pub(crate) fn from_source(source: &dyn Source) -> Result<Self> {
+        const NAME: &str = "config.json";
+        let json = read_json(source, NAME)?.ok_or_else(|| no_config(source))?;
+        Ok(Self { path: source.path(NAME), json: renamed(json) })
     }
 
     pub(crate) fn of_gguf(path: &Path, files: &GgufFiles) -> Result<Self> {
@@ -376,10 +387,13 @@ fn renamed(mut json: Value) -> Value {
     json
 }
 
-/// Reads the JSON in `path`; `None` if there is no such file.
-pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
-    let Some(text) = files::try_read(path, LARGEST_CONFIG)? else { return Ok(None) };
-    serde_json::from_slice(&text)
-        .map(Some)
+/// Reads the JSON in the file `name`; `None` if there is no such file.
+pub(crate) fn read_json(source: &dyn Source, name: &str) -> Result<Option<Value>> {
+    let text = source::read(source, name, LARGEST_CONFIG)?;
+    text.map(|text| parsed(&source.path(name), &text)).transpose()
+}
+
+fn parsed(path: &Path, text: &[u8]) -> Result<Value> {
+    serde_json::from_slice(text)
         .map_err(|e| Error::File { path: path.to_owned(), why: format!("is not valid JSON: {e}") })
 }

@@ -1,9 +1,9 @@
 //! Chat: the chat templates of a model, and a conversation that is fed turn by turn.
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, files, model::TokenId, model_cache::ModelCache};
+use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions};
 use kiln_models::checkpoint::Checkpoint;
 use serde_json::Value;
@@ -24,13 +24,11 @@ pub(crate) fn chat_templates(checkpoint: &Checkpoint) -> Result<ChatTemplates> {
     if let Some(source) = checkpoint.text("chat_template.jinja")? {
         by_name.insert("default".to_owned(), source);
     }
-    for entry in fs::read_dir(checkpoint.path_of("additional_chat_templates")).into_iter().flatten().flatten()
-    {
-        let path = entry.path();
-        if let (Some("jinja"), Some(name)) = (path.extension().and_then(|e| e.to_str()), path.file_stem()) {
-            by_name.extend(
-                files::try_read_text(&path)?.map(|source| (name.to_string_lossy().into_owned(), source)),
-            );
+    const MORE: &str = "additional_chat_templates";
+    for file in checkpoint.names(MORE) {
+        if let Some(name) = file.strip_suffix(".jinja").filter(|name| !name.is_empty()) {
+            let source = checkpoint.text(&format!("{MORE}/{file}"))?;
+            by_name.extend(source.map(|source| (name.to_owned(), source)));
         }
     }
     if by_name.is_empty() {

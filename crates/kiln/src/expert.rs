@@ -29,7 +29,7 @@ pub use kiln_core::{
     files,
     model::{CausalModel, ExpertTraffic, FeatureShape, Logits, WeightBytes},
     model_cache::ModelCache,
-    read_back,
+    read_back, source,
 };
 pub use kiln_generate::{
     AllowedTokens, AssistedSettings, BeamSettings, CacheHandle, ChatTemplates, ContrastiveSettings,

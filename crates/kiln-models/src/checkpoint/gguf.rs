@@ -3,18 +3,17 @@
 //! A model that `llama-gguf-split` cut into parts is opened by the name of any part.
 
 use std::{
-    fs::File,
-    io::{BufReader, Read, Seek, SeekFrom},
+    io::BufReader,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Arc,
 };
 
-use kiln_core::{Error, Result, files};
+use kiln_core::{
+    Error, Result,
+    source::{Cursor, Source, SourceFile},
+};
 use kiln_weights::gguf::{self, Gguf, Metadata, TensorInfo};
 use serde_json::Value;
-
-/// The first bytes of a GGUF file.
-const MAGIC: &[u8; 4] = b"GGUF";
 
 /// Upper limit for the length of a tensor that belongs to the config.
 const LONGEST_VECTOR: usize = 1 << 16;
@@ -33,16 +32,17 @@ pub(crate) struct GgufFiles {
 #[derive(Debug)]
 pub(super) struct PartFile {
     pub(super) path: PathBuf,
-    file: Mutex<File>,
+    file: Arc<dyn SourceFile>,
     header: Gguf,
 }
 
 impl PartFile {
-    fn open(path: &Path) -> Result<Self> {
-        let (file, len) = files::open(path)?;
-        let mut reader = BufReader::new(file);
-        let header = Gguf::read(&mut reader, len).map_err(|e| wrong(path, e))?;
-        Ok(Self { path: path.to_owned(), file: Mutex::new(reader.into_inner()), header })
+    fn open(source: &dyn Source, name: &str) -> Result<Self> {
+        let path = source.path(name);
+        let file = source.open(name).wait()?.ok_or_else(|| wrong(&path, "there is no such file"))?;
+        let mut reader = BufReader::new(Cursor::new(&*file));
+        let header = Gguf::read(&mut reader, file.size()).map_err(|e| wrong(&path, e))?;
+        Ok(Self { path, file, header })
     }
 
     pub(super) fn tensors(&self) -> &[TensorInfo] {
@@ -51,31 +51,21 @@ impl PartFile {
 
     /// Fills `bytes` from offset `at` of the file.
     pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(bytes));
-        read.map_err(|e| wrong(&self.path, e))
+        self.file.read(at, bytes).wait()
     }
 }
 
 impl GgufFiles {
-    /// Whether `path` is a file with the GGUF magic or the extension `.gguf`.
-    pub(crate) fn is(path: &Path) -> bool {
-        let is_called = path.extension().is_some_and(|name| name.eq_ignore_ascii_case("gguf"));
-        path.is_file() && (is_called || beginning(path).is_some_and(|found| found == *MAGIC))
-    }
-
-    /// Opens a file and, if it is one part of a model, the other parts beside it.
+    /// Opens the file `name` and, if it is one part of a model, the other parts beside it.
     ///
     /// # Errors
     /// [`Error::File`] for a part that is missing, damaged, or contradicts another one.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let named = PartFile::open(path)?;
-        let Some(split) = named.header.parts().map_err(|e| wrong(path, e))?.filter(|split| split.count > 1)
-        else {
-            return Ok(Self { path: path.to_owned(), parts: vec![named] });
-        };
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let names = gguf::part_names(&name).filter(|names| names.len() as u64 == split.count);
+    pub(crate) fn open(source: &dyn Source, name: &str) -> Result<Self> {
+        let named = PartFile::open(source, name)?;
+        let path = named.path.clone();
+        let split = named.header.parts().map_err(|e| wrong(&path, e))?.filter(|split| split.count > 1);
+        let Some(split) = split else { return Ok(Self { path, parts: vec![named] }) };
+        let names = gguf::part_names(name).filter(|names| names.len() as u64 == split.count);
         let names = names.filter(|names| names.len() <= MOST_PARTS).ok_or_else(|| {
             let why = format!(
                 "is part {} of {}, and is not called so; parts are called NAME-00001-of-{:05}.gguf",
@@ -83,10 +73,10 @@ impl GgufFiles {
                 split.count,
                 split.count
             );
-            wrong(path, why)
+            wrong(&path, why)
         })?;
         let parts: Vec<PartFile> =
-            names.iter().map(|name| PartFile::open(&path.with_file_name(name))).collect::<Result<_>>()?;
+            names.iter().map(|name| PartFile::open(source, name)).collect::<Result<_>>()?;
         for (number, part) in (0..).zip(&parts) {
             match part.header.parts().map_err(|e| wrong(&part.path, e))? {
                 Some(found) if found.part == number && found.count == split.count => {}
@@ -100,9 +90,9 @@ impl GgufFiles {
         if tensors as u64 != split.tensors {
             let why =
                 format!("belongs to a model of {} tensors, and its parts have {tensors}", split.tensors);
-            return Err(wrong(path, why));
+            return Err(wrong(&path, why));
         }
-        Ok(Self { path: path.to_owned(), parts })
+        Ok(Self { path, parts })
     }
 
     pub(super) fn parts(&self) -> &[PartFile] {
@@ -175,10 +165,4 @@ impl gguf::Tensors for Tensors<'_> {
 
 fn wrong(path: &Path, why: impl ToString) -> Error {
     Error::File { path: path.to_owned(), why: why.to_string() }
-}
-
-fn beginning(path: &Path) -> Option<[u8; 4]> {
-    let mut beginning = [0; 4];
-    files::open(path).ok()?.0.read_exact(&mut beginning).ok()?;
-    Some(beginning)
 }

@@ -358,8 +358,9 @@ impl<'a> Loader<'a> {
         let Stored::Quantized(group) = &piece.entry.stored else { return Ok(None) };
         let checkpoint = self.checkpoint;
         let prepared = self.begin(piece, group).and_then(|mut matrix| {
-            matrix
-                .prepare(piece.rows(), &|at, bytes| checkpoint.read(piece.entry, piece.start + at, bytes))?;
+            matrix.prepare(piece.rows(), &|at, bytes| {
+                checkpoint.read(piece.entry, piece.start + at as u64, bytes)
+            })?;
             Ok(matrix)
         });
         prepared.map(Some).map_err(|why| failed(checkpoint, piece, why))
@@ -394,13 +395,12 @@ impl<'a> Loader<'a> {
         if let Stored::Quantized(group) = &piece.entry.stored {
             return self.unpack(piece, group, numbers);
         }
-        for (start, bytes) in piece.runs() {
-            let rows = bytes.checked_div(piece.row).unwrap_or(0);
+        for (start, rows) in piece.runs() {
             let (converted, behind) = numbers.split_at_mut(rows * piece.columns);
             let mut at = start;
             let mut source = |bytes: &mut [u8]| {
                 self.checkpoint.read(piece.entry, at, bytes)?;
-                at += bytes.len();
+                at += bytes.len() as u64;
                 Ok(())
             };
             decode::<T>(&mut source, &piece.entry.stored, piece.undo, converted)?;
@@ -418,7 +418,7 @@ impl<'a> Loader<'a> {
     ) -> Result<(), Failed> {
         let unpacking = self.begin(piece, group)?;
         let checkpoint = self.checkpoint;
-        let read = |at, bytes: &mut [u8]| checkpoint.read(piece.entry, piece.start + at, bytes);
+        let read = |at, bytes: &mut [u8]| checkpoint.read(piece.entry, piece.start + at as u64, bytes);
         self.unpacking.insert(unpacking).rows(piece.first, &read, numbers)
     }
 

@@ -3,11 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    path::{Path, PathBuf},
+    path::PathBuf,
+    sync::Arc,
 };
 
 use burn::tensor::DType;
-use kiln_core::{Error, Result, files, tensor_file::TensorFile};
+use kiln_core::{
+    Error, Result,
+    source::{self, Source},
+    tensor_file::TensorFile,
+};
 use kiln_kernels::{Kernels, PackedLayout};
 use kiln_weights::{
     Format, Mixture,
@@ -23,6 +28,7 @@ mod convert;
 pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
+pub(crate) mod model_files;
 mod piece;
 mod places;
 mod quantize;
@@ -30,10 +36,14 @@ mod quantized;
 mod settle;
 
 pub use loader::Loader;
+#[cfg(not(target_family = "wasm"))]
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 
-use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
+use self::{convert::Stored, gguf::GgufFiles, model_files::ModelFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};
+
+/// The file that names the shard of each tensor.
+const INDEX: &str = "model.safetensors.index.json";
 
 /// Upper limit for the number of tensors in a header.
 const MOST_TENSORS: usize = 1 << 18;
@@ -42,14 +52,15 @@ const MOST_TENSORS: usize = 1 << 18;
 /// loaded.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The folder, or the GGUF file.
+    /// The folder, or the GGUF file, for messages.
     pub folder: PathBuf,
     pub config: ConfigFile,
+    source: Arc<dyn Source>,
     files: Files,
     /// Tensors by their names in the files.
     tensors: BTreeMap<String, Entry>,
     /// The formats that tensors are packed in during loading, by file number and offset in the file.
-    packed: BTreeMap<(usize, usize), Format>,
+    packed: BTreeMap<(usize, u64), Format>,
 }
 
 /// The files that hold the tensors.
@@ -67,12 +78,17 @@ struct Entry {
     stored: Stored,
     shape: Vec<usize>,
     /// Byte range in the file's data.
-    range: Range<usize>,
+    range: Range<u64>,
 }
 
 impl Entry {
     fn elements(&self) -> u64 {
-        self.shape.iter().product::<usize>() as u64
+        self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// Size in bytes, without its companions.
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
     }
 
     /// Returns the stored tensors of this entry: itself, and the companions of the codes of a quantized
@@ -86,8 +102,8 @@ impl Entry {
     }
 
     /// Size of all its tensors in bytes.
-    fn bytes(&self) -> usize {
-        self.tensors().map(|entry| entry.range.len()).sum()
+    fn bytes(&self) -> u64 {
+        self.tensors().map(Self::len).sum()
     }
 }
 
@@ -97,39 +113,50 @@ struct Found<'a> {
     name: String,
     entry: &'a Entry,
     /// Offset of the first byte.
-    start: usize,
+    start: u64,
     /// Size of a row in bytes.
     row: usize,
     undo: Undo,
 }
 
 impl Checkpoint {
-    /// Reads the config and the headers of all weights in `folder`.
+    /// Reads the config and the headers of all weights in `folder`, or those of a GGUF file.
     ///
     /// # Errors
     /// [`Error::File`] for a file that is missing, damaged or contradicts itself.
-    pub fn open(folder: &Path) -> Result<Self> {
-        if GgufFiles::is(folder) {
-            return Self::of_gguf(folder);
+    #[cfg(not(target_family = "wasm"))]
+    pub fn open(folder: &std::path::Path) -> Result<Self> {
+        Self::of_files(ModelFiles::at(folder)?)
+    }
+
+    /// Reads the config and the headers of all weights in a source: those of a folder if it has a
+    /// `config.json`, or else those of its GGUF file.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that is missing, damaged or contradicts itself.
+    pub fn from_source(source: Arc<dyn Source>) -> Result<Self> {
+        Self::of_files(ModelFiles::of(source)?)
+    }
+
+    fn of_files(place: ModelFiles) -> Result<Self> {
+        if let Some(name) = &place.gguf {
+            return Self::of_gguf(&place, name);
         }
-        let config = ConfigFile::read(folder)?;
+        let source = place.source.clone();
+        let config = ConfigFile::from_source(&*source)?;
         let method = Method::read(&config)?;
-        let files = Files::Safetensors(Vec::new());
         let mut checkpoint = Self {
-            folder: folder.to_owned(),
+            folder: place.path(),
             config,
-            files,
+            source: place.source,
+            files: Files::Safetensors(Vec::new()),
             tensors: BTreeMap::new(),
             packed: BTreeMap::new(),
         };
-        let whole = folder.join("model.safetensors");
-        let index = folder.join("model.safetensors.index.json");
         // As in Transformers: an index beside a whole file is left over from the shards it was merged from.
-        if whole.exists() {
-            checkpoint.add(&whole)?;
-        } else {
-            let json = read_json(&index)?.ok_or_else(|| foreign::no_weights(folder))?;
-            checkpoint.add_indexed(&index, &json)?;
+        if !checkpoint.add("model.safetensors")? {
+            let json = read_json(&*source, INDEX)?.ok_or_else(|| foreign::no_weights(&*source))?;
+            checkpoint.add_indexed(&json)?;
         }
         if let Some(method) = method {
             checkpoint.gather(&method)?;
@@ -138,26 +165,21 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    fn of_gguf(path: &Path) -> Result<Self> {
-        let files = GgufFiles::open(path)?;
-        let config = ConfigFile::of_gguf(path, &files)?;
+    fn of_gguf(place: &ModelFiles, name: &str) -> Result<Self> {
+        let (source, folder) = (place.source.clone(), place.path());
+        let files = GgufFiles::open(&*source, name)?;
+        let config = ConfigFile::of_gguf(&folder, &files)?;
         let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
         let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
         let model_type = config.model_type()?;
         let mut tensors = BTreeMap::new();
         for (file, part) in files.parts().iter().enumerate() {
             for tensor in part.tensors() {
-                let place = |at: u64| {
-                    usize::try_from(at).map_err(|_| Error::File {
-                        path: part.path.clone(),
-                        why: "is larger than this machine can address".to_owned(),
-                    })
-                };
                 let entry = Entry {
                     file,
                     stored: Stored::of(tensor.format),
                     shape: tensor.shape.clone(),
-                    range: place(tensor.range.start)?..place(tensor.range.end)?,
+                    range: tensor.range.clone(),
                 };
                 if tensors.insert(tensor.name.clone(), entry).is_some() {
                     let why = format!("`{}` is in another part, too", tensor.name);
@@ -166,7 +188,7 @@ impl Checkpoint {
             }
         }
         let files = Files::Gguf { files, model_type, heads };
-        Ok(Self { folder: path.to_owned(), config, files, tensors, packed: BTreeMap::new() })
+        Ok(Self { folder, config, source, files, tensors, packed: BTreeMap::new() })
     }
 
     /// Returns the text of a small file of the folder, or its counterpart from a GGUF file; `None` if there
@@ -176,8 +198,16 @@ impl Checkpoint {
     /// [`Error::File`] if it cannot be read.
     pub fn text(&self, file: &str) -> Result<Option<String>> {
         match &self.files {
-            Files::Safetensors(_) => files::try_read_text(&self.folder.join(file)),
+            Files::Safetensors(_) => source::read_text(&*self.source, file),
             Files::Gguf { files, .. } => files.text(file),
+        }
+    }
+
+    /// Returns the names of the files in a folder within the folder. A GGUF file has none.
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        match &self.files {
+            Files::Safetensors(_) => self.source.names(folder),
+            Files::Gguf { .. } => Vec::new(),
         }
     }
 
@@ -189,7 +219,7 @@ impl Checkpoint {
     /// Path of a small file of the folder, for messages.
     pub fn path_of(&self, file: &str) -> PathBuf {
         match &self.files {
-            Files::Safetensors(_) => self.folder.join(file),
+            Files::Safetensors(_) => self.source.path(file),
             Files::Gguf { .. } => self.folder.clone(),
         }
     }
@@ -226,9 +256,11 @@ impl Checkpoint {
             return Err(Error::File { path: self.path(entry), why });
         }
         // The header was checked: the tensor has exactly the bytes that its shape needs.
-        let bytes = entry.bytes() / count;
-        let row = bytes / shape.first().copied().unwrap_or(1).max(1);
-        Ok(Found { name: stored_name, entry, start: entry.range.start + number * bytes, row, undo })
+        let bytes = entry.bytes() / count as u64;
+        let row = bytes / shape.first().copied().unwrap_or(1).max(1) as u64;
+        let start = entry.range.start + number as u64 * bytes;
+        let row = usize::try_from(row).map_err(|_| self.too_large(entry))?;
+        Ok(Found { name: stored_name, entry, start, row, undo })
     }
 
     /// Name of the source of the config, for messages.
@@ -266,7 +298,7 @@ impl Checkpoint {
         for entry in self.tensors.values() {
             let sum = sums.entry(entry.stored.to_string()).or_default();
             sum.0 += entry.elements();
-            sum.1 += entry.bytes() as u64;
+            sum.1 += entry.bytes();
         }
         sums
     }
@@ -346,23 +378,24 @@ impl Checkpoint {
     }
 
     fn held(&self, name: &str, entry: &Entry, kernels: &Kernels, dtype: DType) -> u64 {
-        let numbers = entry.shape.iter().product::<usize>();
+        let numbers = entry.elements();
         let (count, rows, columns) = match entry.shape[..] {
             [rows, columns] => (1, rows, columns),
             [count, rows, columns] if is_of_experts(name) => (count, rows, columns),
-            _ => return (numbers * dtype.size()) as u64,
+            _ => return numbers * dtype.size() as u64,
         };
         let layout = self.format(entry).and_then(|format| match is_of_experts(name) {
             true => PackedLayout::for_stack(kernels, format, dtype, rows),
             false => PackedLayout::for_matrix(kernels, format, dtype),
         });
         let packed = layout.and_then(|layout| layout.words([rows, columns]));
-        packed.map_or(numbers * dtype.size(), |[rows, words]| count * rows * words * 4) as u64
+        let size = |[rows, words]: [usize; 2]| [count, rows, words, 4].map(|n| n as u64).iter().product();
+        packed.map_or(numbers * dtype.size() as u64, size)
     }
 
     /// Size of all stored weights in bytes.
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|entry| entry.bytes() as u64).sum()
+        self.tensors.values().map(Entry::bytes).sum()
     }
 
     /// Returns a name for these weights: the SHA-256 of the config, of every tensor's name, type and shape,
@@ -380,9 +413,9 @@ impl Checkpoint {
         for (name, entry) in &self.tensors {
             hash.update(format!("{name} {} {:?}\n", entry.stored, entry.shape));
             for tensor in entry.tensors() {
-                let (len, mut sample) = (tensor.range.len(), [0; SAMPLE]);
-                for start in [0, len / 2, len.saturating_sub(SAMPLE)] {
-                    let sample = &mut sample[..SAMPLE.min(len - start)];
+                let (len, mut sample) = (tensor.len(), [0; SAMPLE]);
+                for start in [0, len / 2, len.saturating_sub(SAMPLE as u64)] {
+                    let sample = &mut sample[..SAMPLE.min((len - start) as usize)];
                     self.read(tensor, tensor.range.start + start, sample)?;
                     hash.update(sample);
                 }
@@ -399,8 +432,9 @@ impl Checkpoint {
         }
     }
 
-    fn add_indexed(&mut self, index: &Path, json: &Value) -> Result<()> {
-        let wrong = |why: String| Error::File { path: index.to_owned(), why };
+    fn add_indexed(&mut self, json: &Value) -> Result<()> {
+        let source = self.source.clone();
+        let wrong = |why: String| Error::File { path: source.path(INDEX), why };
         let map = json
             .get("weight_map")
             .and_then(Value::as_object)
@@ -409,7 +443,7 @@ impl Checkpoint {
         for file in map.values() {
             let name = file.as_str().unwrap_or_default();
             // Only a plain name: an index may not point out of its folder.
-            if Path::new(name).file_name().is_none_or(|plain| plain != name) {
+            if !source::is_plain(name) {
                 return Err(wrong(format!("`{file}` is not the name of a file beside it")));
             }
             files.push(name);
@@ -417,7 +451,10 @@ impl Checkpoint {
         files.sort_unstable();
         files.dedup();
         for file in files {
-            self.add(&self.folder.join(file))?;
+            if !self.add(file)? {
+                let why = "there is no such file".to_owned();
+                return Err(Error::File { path: source.path(file), why });
+            }
         }
         match map.keys().find(|name| !self.tensors.contains_key(*name)) {
             Some(name) => Err(wrong(format!("`{name}` is listed, but not in the file named for it"))),
@@ -425,14 +462,17 @@ impl Checkpoint {
         }
     }
 
-    fn add(&mut self, path: &Path) -> Result<()> {
-        let file = TensorFile::open(path)?;
-        let wrong = |why: String| Error::File { path: path.to_owned(), why };
+    /// Adds the tensors of a safetensors file; `false` if there is no such file.
+    fn add(&mut self, name: &str) -> Result<bool> {
+        let path = self.source.path(name);
+        let Some(file) = self.source.open(name).wait()? else { return Ok(false) };
+        let file = TensorFile::new(&path, file)?;
+        let wrong = |why: String| Error::File { path: path.clone(), why };
         let tensors = file.tensors();
         if tensors.len() + self.tensors.len() > MOST_TENSORS {
             return Err(wrong(format!("more than {MOST_TENSORS} tensors are not read")));
         }
-        let Files::Safetensors(shards) = &mut self.files else { return Ok(()) };
+        let Files::Safetensors(shards) = &mut self.files else { return Ok(false) };
         for (name, info) in tensors {
             let range = info.data_offsets.0..info.data_offsets.1;
             let stored = Stored::Plain(info.dtype);
@@ -442,16 +482,20 @@ impl Checkpoint {
             }
         }
         shards.push(file);
-        Ok(())
+        Ok(true)
+    }
+
+    /// The error for a tensor that does not fit the address space.
+    fn too_large(&self, entry: &Entry) -> Error {
+        let why = "has a tensor larger than this machine can address".to_owned();
+        Error::File { path: self.path(entry), why }
     }
 
     /// Reads from offset `start`, which has the same origin as the range of `entry`.
-    fn read(&self, entry: &Entry, start: usize, bytes: &mut [u8]) -> Result<()> {
+    fn read(&self, entry: &Entry, start: u64, bytes: &mut [u8]) -> Result<()> {
         let read = match &self.files {
-            Files::Safetensors(shards) => shards.get(entry.file).map(|file| file.read(start as u64, bytes)),
-            Files::Gguf { files, .. } => {
-                files.parts().get(entry.file).map(|file| file.read(start as u64, bytes))
-            }
+            Files::Safetensors(shards) => shards.get(entry.file).map(|file| file.read(start, bytes)),
+            Files::Gguf { files, .. } => files.parts().get(entry.file).map(|file| file.read(start, bytes)),
         };
         read.unwrap_or_else(|| {
             Err(Error::File { path: self.folder.clone(), why: "has lost a file".to_owned() })

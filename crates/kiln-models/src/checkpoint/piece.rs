@@ -20,7 +20,7 @@ pub(super) struct Piece<'a> {
     /// Numbers per row.
     pub(super) columns: usize,
     /// Offset of the tensor in the file's data.
-    pub(super) start: usize,
+    pub(super) start: u64,
     /// Size of a row in the file in bytes.
     pub(super) row: usize,
     /// The change that the conversion of the file made, to be undone.
@@ -32,14 +32,9 @@ impl Piece<'_> {
         (self.rows * self.columns) as u64
     }
 
-    /// Offset of each row.
-    pub(super) fn row_starts(&self) -> impl Iterator<Item = usize> {
-        self.rows().map(|row| self.row_start(row))
-    }
-
     /// Offset of a row of the tensor.
-    pub(super) fn row_start(&self, row: usize) -> usize {
-        self.start + self.undo.row(row, self.of) * self.row
+    pub(super) fn row_start(&self, row: usize) -> u64 {
+        self.start + self.undo.row(row, self.of) as u64 * self.row as u64
     }
 
     /// Range of row numbers in the tensor.
@@ -47,10 +42,10 @@ impl Piece<'_> {
         self.first..self.first + self.rows
     }
 
-    /// Returns the runs of rows that are contiguous in the file: offset and size of each in bytes.
-    pub(super) fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
+    /// Returns the runs of rows that are contiguous in the file: offset and number of rows of each.
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u64, usize)> {
         let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
-        self.row_starts().step_by(each).map(move |start| (start, each * self.row))
+        self.rows().step_by(each).map(move |row| (self.row_start(row), each))
     }
 }
 
@@ -71,7 +66,7 @@ pub(super) fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed)
 pub(super) fn packed_row(
     checkpoint: &Checkpoint,
     piece: &Piece<'_>,
-    start: usize,
+    start: u64,
     format: Format,
     to: &mut [u8],
 ) -> Result<()> {

@@ -111,11 +111,11 @@ impl Checkpoint {
                     return Err(Error::File { path: self.path(&entry), why });
                 }
                 let shape = vec![rows / parts.len(), columns];
-                let bytes = (entry.range.len()).checked_div(experts * parts.len()).unwrap_or(0);
+                let bytes = entry.len().checked_div((experts * parts.len()) as u64).unwrap_or(0);
                 let module = name.rsplit_once('.').map_or("", |(module, _)| module);
                 let all = (0..experts).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
                 for (i, (expert, part)) in all.enumerate() {
-                    let start = entry.range.start + i * bytes;
+                    let start = entry.range.start + i as u64 * bytes;
                     let one = Entry { shape: shape.clone(), range: start..start + bytes, ..entry.clone() };
                     self.insert(format!("{module}.{expert}.{part}.weight"), &name, one)?;
                 }
@@ -178,7 +178,7 @@ impl Checkpoint {
             why: format!("holds a tensor that {}", stored.unread()),
         })?;
         let mut bytes = vec![0; len];
-        self.read(entry, range.start + before, &mut bytes)?;
+        self.read(entry, range.start + before as u64, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, atomic::AtomicBool},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use burn::tensor::{DType, Device};
@@ -15,6 +15,7 @@ use kiln_core::{
     Error, Result,
     budget::Budget,
     device_state::{DeviceState, Refusals},
+    source::{Memory, Source},
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
@@ -27,6 +28,7 @@ use kiln_models::{
     configure, count_elements,
 };
 use kiln_weights::Format;
+use web_time::Instant;
 
 use super::{Loaded, Model};
 use crate::{
@@ -110,7 +112,7 @@ pub struct Progress {
 /// ```
 #[must_use = "nothing is loaded before `load`"]
 pub struct ModelBuilder<'a> {
-    source: Source,
+    weights: WeightSource,
     device: Place,
     dtype: DtypeChoice,
     kernels: Choice,
@@ -129,8 +131,10 @@ pub struct ModelBuilder<'a> {
 
 /// The source of the weights.
 #[derive(Debug)]
-enum Source {
-    Folder(PathBuf),
+enum WeightSource {
+    /// A folder or a GGUF file
+    Path(PathBuf),
+    Files(Arc<dyn Source>),
     Random(ConfigFile),
 }
 
@@ -143,7 +147,7 @@ enum Place {
 impl fmt::Debug for ModelBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ModelBuilder")
-            .field("source", &self.source)
+            .field("weights", &self.weights)
             .field("device", &self.device)
             .field("dtype", &self.dtype)
             .finish_non_exhaustive()
@@ -151,9 +155,9 @@ impl fmt::Debug for ModelBuilder<'_> {
 }
 
 impl<'a> ModelBuilder<'a> {
-    fn new(source: Source) -> Self {
+    fn new(weights: WeightSource) -> Self {
         Self {
-            source,
+            weights,
             device: Place::Named(DeviceName::Auto),
             dtype: DtypeChoice::Auto,
             kernels: Choice::Auto,
@@ -171,7 +175,21 @@ impl<'a> ModelBuilder<'a> {
     }
 
     pub(super) fn folder(folder: &Path) -> Self {
-        Self::new(Source::Folder(folder.to_owned()))
+        Self::new(WeightSource::Path(folder.to_owned()))
+    }
+
+    /// Prepares to load the files of a Hugging Face folder, or a GGUF file or all its parts, from memory: see
+    /// [`Model::from_bytes`].
+    pub fn from_bytes<N: Into<String>, B: AsRef<[u8]> + Send + Sync + 'static>(
+        files: impl IntoIterator<Item = (N, B)>,
+    ) -> Self {
+        Self::from_source(Arc::new(Memory::new(files)))
+    }
+
+    /// Prepares to load the files of a Hugging Face folder, or a GGUF file or all its parts, from a source of
+    /// one's own.
+    pub fn from_source(source: Arc<dyn Source>) -> Self {
+        Self::new(WeightSource::Files(source))
     }
 
     /// A model with this config and random weights that are generated on the device, for measurements and
@@ -188,7 +206,7 @@ impl<'a> ModelBuilder<'a> {
     /// # Ok::<(), kiln::Error>(())
     /// ```
     pub fn random(config: ConfigFile) -> Self {
-        Self::new(Source::Random(config))
+        Self::new(WeightSource::Random(config))
     }
 
     /// Opens this device for the model. Default: `auto`.
@@ -230,14 +248,15 @@ impl<'a> ModelBuilder<'a> {
         Self { packed_tensors: Some(names.into_iter().collect()), ..self }
     }
 
-    /// The folder or file to load.
+    /// The headers of the files that are loaded.
     ///
     /// # Errors
-    /// [`Error::Setting`] for random weights.
-    pub(crate) fn path(&self) -> Result<&Path> {
-        match &self.source {
-            Source::Folder(folder) => Ok(folder),
-            Source::Random(_) => {
+    /// Those of [`Checkpoint::open`]; [`Error::Setting`] for weights that are made up.
+    pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
+        match &self.weights {
+            WeightSource::Path(path) => Checkpoint::open(path),
+            WeightSource::Files(source) => Checkpoint::from_source(source.clone()),
+            WeightSource::Random(_) => {
                 let why = "is made up; name a folder or a GGUF file".to_owned();
                 Err(Error::Setting { name: "model", why })
             }
@@ -305,9 +324,9 @@ impl<'a> ModelBuilder<'a> {
                 on_progress(progress);
             }
         };
-        let mut loaded = match &self.source {
-            Source::Folder(folder) => self.load_folder(folder, device, kernels, &mut on_progress)?,
-            Source::Random(config) => self.make_up(config, device, kernels)?,
+        let mut loaded = match &self.weights {
+            WeightSource::Random(config) => self.make_up(config, device, kernels)?,
+            _ => self.load_checkpoint(self.checkpoint()?, device, kernels, &mut on_progress)?,
         };
         loaded.load_time = started.elapsed();
         Ok(Model { loaded: Arc::new(loaded) })
@@ -323,7 +342,7 @@ impl<'a> ModelBuilder<'a> {
     pub fn compare(&self) -> Result<Option<ModelVerdict>> {
         let device = self.open()?;
         let kernels = Kernels::new(self.kernels, &device.device)?;
-        let mut checkpoint = Checkpoint::open(self.path()?)?;
+        let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
         if device.info.class == DeviceClass::Cpu || !cfg!(feature = "cpu") {
@@ -345,14 +364,13 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
-    fn load_folder(
+    fn load_checkpoint(
         &self,
-        folder: &Path,
+        mut checkpoint: Checkpoint,
         device: Opened,
         kernels: Kernels,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Loaded> {
-        let mut checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
         // Small files come first, so that their errors are reported before the long work.
@@ -362,8 +380,7 @@ impl<'a> ModelBuilder<'a> {
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;
         let chat_templates = chat_templates(&checkpoint)?;
-        let mut speech =
-            configured.features().map(|_| SpeechConfig::read(folder, &checkpoint.config)).transpose()?;
+        let mut speech = configured.features().map(|_| SpeechConfig::read(&checkpoint)).transpose()?;
         if let Some((speech, tokenizer)) = speech.as_mut().zip(tokenizer.as_ref()) {
             speech.complete(&checkpoint.config, tokenizer, configured.sizes().vocab);
         }
@@ -414,7 +431,7 @@ impl<'a> ModelBuilder<'a> {
         tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
         Ok(Loaded {
             causal: causal.into(),
-            name: name_of(folder),
+            name: name_of(&checkpoint.folder),
             sizes: configured.sizes(),
             device,
             dtype,

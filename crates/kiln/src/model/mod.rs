@@ -96,6 +96,31 @@ impl Model {
         Self::builder(folder).load()
     }
 
+    /// Loads a model from memory onto the best device: the files of a Hugging Face folder by their names, or a
+    /// GGUF file or all its parts. [`ModelBuilder::from_bytes`] has other choices.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// # let fetch = |name| std::fs::read(std::path::Path::new(folder).join(name));
+    /// use kiln::Model;
+    ///
+    /// let names = ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"];
+    /// let mut files = Vec::new();
+    /// for name in names {
+    ///     files.push((name, fetch(name)?));
+    /// }
+    /// let model = Model::from_bytes(files)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`ModelBuilder::load`].
+    pub fn from_bytes<N: Into<String>, B: AsRef<[u8]> + Send + Sync + 'static>(
+        files: impl IntoIterator<Item = (N, B)>,
+    ) -> Result<Self> {
+        ModelBuilder::from_bytes(files).load()
+    }
+
     /// Creates a builder that loads a Hugging Face folder, with options for device, number type, memory and
     /// progress.
     pub fn builder<'a>(folder: impl AsRef<Path>) -> ModelBuilder<'a> {
@@ -189,7 +214,8 @@ impl Model {
         &self.loaded.plan
     }
 
-    /// The name of the model's folder; `random` for random weights.
+    /// The name of the model's folder or GGUF file; `memory` for a folder in memory, `random` for random
+    /// weights.
     pub fn name(&self) -> &str {
         &self.loaded.name
     }

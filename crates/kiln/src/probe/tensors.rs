@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use kiln_core::{Result, model::TokenId};
 use kiln_models::{
     Mixture,
-    checkpoint::{Checkpoint, PackedTensor, packed_tensors},
+    checkpoint::{PackedTensor, packed_tensors},
 };
 
 use super::{
     Comparison,
     reading::{Reading, compare},
-    weights::check_original,
+    weights::check_unpacked,
     windows::Windows,
 };
 use crate::{Model, ModelBuilder, model::check_quant};
@@ -74,12 +74,11 @@ pub fn probe_tensors<'b>(
     worst: usize,
     on_progress: &mut dyn FnMut(f64),
 ) -> Result<TensorsProbe> {
-    let path = builder().path()?.to_owned();
-    check_original(&path)?;
+    check_unpacked(builder().checkpoint()?)?;
     let windows = Windows::of(text, window, original)?;
     check_quant(mixture, original.kernels(), original.dtype(), &original.opened().info)?;
 
-    let checkpoint = Checkpoint::open(&path)?;
+    let checkpoint = builder().checkpoint()?;
     let (mut read, all) = (0, checkpoint.bytes().max(1));
     let tensors = packed_tensors(&checkpoint, mixture, &mut |bytes| {
         read += bytes;

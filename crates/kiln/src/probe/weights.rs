@@ -127,7 +127,11 @@ impl WeightsProbe {
 /// [`Error::File`] for weights that are packed already, and for models that [`quantize`](crate::quantize())
 /// does not support; [`Error::Setting`] for speech models.
 pub fn check_original(model: impl AsRef<Path>) -> Result<()> {
-    let mut checkpoint = Checkpoint::open(model.as_ref())?;
+    check_unpacked(Checkpoint::open(model.as_ref())?)
+}
+
+/// [`check_original`] of a checkpoint that is open.
+pub(super) fn check_unpacked(mut checkpoint: Checkpoint) -> Result<()> {
     if let Some((tensor, stored)) = checkpoint.packed_before() {
         let why = format!(
             "`{tensor}` is stored as {stored}, so a part of the model is lost already; name the original, in float32, float16 or \
@@ -175,7 +179,7 @@ pub fn probe_weights<'b>(
     mixtures: &[Mixture],
     on_progress: &mut dyn FnMut(f64),
 ) -> Result<WeightsProbe> {
-    check_original(builder().path()?)?;
+    check_unpacked(builder().checkpoint()?)?;
     let windows = Windows::of(text, window, original)?;
     let info = &original.opened().info;
     for mixture in mixtures {

@@ -1,6 +1,6 @@
 //! The tokenizer of a folder for a GGUF file, in which it must tokenize texts as it does in the folder.
 
-use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_core::{Error, Result, model::TokenId};
 use kiln_generate::Tokenizer;
 use kiln_models::{checkpoint::Checkpoint, configure};
 use kiln_weights::gguf::{self, Metadata, TokenizerFiles, Value};
@@ -42,8 +42,9 @@ pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
     let wrong = |why: String| Error::File { path: checkpoint.path_of(TOKENIZER), why };
     let config = tokenizer_config(checkpoint)?;
     let Some(mut tokenizer) = tokenizer_json(checkpoint, &config)? else {
-        let path = checkpoint.path_of("tokenizer.model");
-        if files::try_open(&path)?.is_some() {
+        const PIECES: &str = "tokenizer.model";
+        if checkpoint.names("").iter().any(|name| name == PIECES) {
+            let path = checkpoint.path_of(PIECES);
             let why = format!(
                 "is not read; make a {TOKENIZER} of it with Transformers (`AutoTokenizer`, `save_pretrained`)"
             );

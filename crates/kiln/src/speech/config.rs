@@ -1,10 +1,10 @@
 //! A folder's settings for transcription.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
-use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_core::{Error, Result, model::TokenId};
 use kiln_generate::Tokenizer;
-use kiln_models::ConfigFile;
+use kiln_models::{ConfigFile, checkpoint::Checkpoint};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -31,18 +31,18 @@ pub(crate) struct SpeechConfig {
 }
 
 impl SpeechConfig {
-    /// Reads `generation_config.json` in `folder`, if there is one.
+    /// Reads `generation_config.json`, if there is one.
     ///
     /// # Errors
     /// [`Error::File`] for a field of the wrong type.
-    pub(crate) fn read(folder: &Path, config: &ConfigFile) -> Result<Self> {
-        let path = folder.join("generation_config.json");
-        let speech = match files::try_read_text(&path)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|e| Error::File { path, why: format!("cannot be used: {e}") })?,
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        const FILE: &str = "generation_config.json";
+        let wrong = |e| Error::File { path: checkpoint.path_of(FILE), why: format!("cannot be used: {e}") };
+        let speech: Self = match checkpoint.text(FILE)? {
+            Some(text) => serde_json::from_str(&text).map_err(wrong)?,
             None => Self::default(),
         };
-        let width = config.get("median_filter_width").and_then(Value::as_u64);
+        let width = checkpoint.config.get("median_filter_width").and_then(Value::as_u64);
         Ok(Self { filter_width: width.map(|width| width as usize), ..speech })
     }
 

@@ -5,8 +5,9 @@ use kiln_weights::{Format, Mixture};
 
 use super::{
     super::Checkpoint,
-    Pieces, outline,
+    outline,
     plan::{Plan, Source},
+    write::Pieces,
 };
 
 /// A tensor that a mixture packs.

@@ -13,6 +13,7 @@ use crate::configure;
 
 /// The source of a tensor's numbers.
 #[derive(Debug)]
+#[cfg_attr(target_family = "wasm", expect(dead_code, reason = "a browser packs, and writes no files"))]
 pub(super) enum Source {
     Numbers(Vec<f32>),
     /// Tensors of the checkpoint to concatenate, and the change to make to each.

@@ -39,7 +39,7 @@ const OF_ACTIVATIONS: [&str; 6] =
     [".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale"];
 
 /// Upper limit for the description of a matrix, in bytes.
-const LONGEST_STATE: usize = 1 << 12;
+const LONGEST_STATE: u64 = 1 << 12;
 
 /// A matrix whose codes were found.
 struct Found {
@@ -139,12 +139,12 @@ impl Checkpoint {
     fn four_bits(&mut self, module: &str, state: &str, name: &'static str) -> Result<()> {
         let found = self.take(module, ".weight")?;
         let Some(entry) = self.tensors.remove(&format!("{module}{state}")) else { return Ok(()) };
-        if entry.range.len() > LONGEST_STATE {
+        if entry.len() > LONGEST_STATE {
             return Err(
                 self.wrong(&found, &format!("has a `*{state}` longer than any; get the folder again"))
             );
         }
-        let mut text = vec![0; entry.range.len()];
+        let mut text = vec![0; entry.len() as usize];
         self.read(&entry, entry.range.start, &mut text)?;
         let damaged = |why: &str| format!("has a `*{state}` that {why}; get the folder again");
         let state: Value = serde_json::from_slice(&text)
@@ -160,8 +160,8 @@ impl Checkpoint {
             return Err(self.wrong(&found, &damaged("has an impossible `shape`")));
         };
         let numbers = rows.checked_mul(columns);
-        if numbers.map(|numbers| numbers.div_ceil(2)) != Some(found.codes.range.len()) {
-            let why = format!("says [{rows}, {columns}], and there are {} bytes", found.codes.range.len());
+        if numbers.map(|numbers| numbers.div_ceil(2) as u64) != Some(found.codes.len()) {
+            let why = format!("says [{rows}, {columns}], and there are {} bytes", found.codes.len());
             return Err(self.wrong(&found, &damaged(&why)));
         }
         let nested = match found.parts.contains_key(".weight.nested_absmax") {
@@ -185,11 +185,11 @@ impl Checkpoint {
         let shape = self.matrix(&found, &[Dtype::I8])?;
         if let Some(format) = found.parts.get(".weight_format") {
             let mut order = [0];
-            if format.range.len() == 1 {
+            if format.len() == 1 {
                 self.read(format, format.range.start, &mut order)?;
             }
             // Other values are layouts for certain GPUs, which old versions stored.
-            if format.range.len() != 1 || order != [0] {
+            if format.len() != 1 || order != [0] {
                 let why =
                     "is in the order of a GPU (`*.weight_format`); save it again with a new bitsandbytes";
                 return Err(self.wrong(&found, why));

@@ -221,7 +221,7 @@ impl Parts<'_> {
             );
             return Err(Failed::Convert(why));
         }
-        let mut bytes = vec![0; part.range.len()];
+        let mut bytes = vec![0; part.len() as usize];
         self.checkpoint.read(part, part.range.start, &mut bytes)?;
         Ok((dtype, bytes))
     }

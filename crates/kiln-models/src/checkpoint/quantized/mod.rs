@@ -47,9 +47,8 @@ impl Unpacking {
             return Err(Failed::Convert("is no matrix".to_owned()));
         };
         let matrix = group.read(checkpoint, rows, columns)?;
-        if matrix.code_bytes() != entry.range.len() {
-            let why =
-                format!("has {} bytes of codes, and {} are needed", entry.range.len(), matrix.code_bytes());
+        if matrix.code_bytes() as u64 != entry.len() {
+            let why = format!("has {} bytes of codes, and {} are needed", entry.len(), matrix.code_bytes());
             return Err(Failed::Convert(why));
         }
         Ok(Self { name: name.to_owned(), matrix, codes: Vec::new(), range: 0..0 })
