@@ -4,7 +4,7 @@ use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kiln_core::Error;
-use kiln_weights::{Format, gguf::names::Undo};
+use kiln_weights::Format;
 use safetensors::Dtype;
 
 use super::quantized::Group;
@@ -12,9 +12,6 @@ use super::quantized::Group;
 /// Number of elements converted at a time, so that no second copy of a tensor is ever made. It is a multiple
 /// of the block size of every format.
 pub(super) const BLOCK: usize = 1 << 16;
-
-/// Fills a buffer with the next bytes of a file.
-pub(super) type Source<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
 
 /// The type of numbers in a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,41 +146,4 @@ impl Number for bf16 {
         numbers.convert_from_f32_slice(wide);
         Ok(())
     }
-}
-
-/// Decodes little-endian numbers, which are whole rows, until `numbers` is full, and undoes the changes that
-/// the conversion to GGUF made to each.
-pub(super) fn decode<T: Number>(
-    source: Source<'_>,
-    from: &Stored,
-    undo: Undo,
-    numbers: &mut [T],
-) -> Result<(), Failed> {
-    let is_changed = !matches!(undo, Undo::Nothing | Undo::Permuted { .. });
-    if *from == Stored::Plain(T::DTYPE) && !is_changed {
-        return Ok(source(bytemuck::cast_slice_mut(numbers))?);
-    }
-    let mut wide = vec![0.0; BLOCK.min(numbers.len())];
-    let mut bytes = Vec::new();
-    for out in numbers.chunks_mut(BLOCK) {
-        let wide = &mut wide[..out.len()];
-        widen(source, from, &mut bytes, wide)?;
-        if is_changed {
-            wide.iter_mut().for_each(|number| *number = undo.number(*number));
-        }
-        T::round(wide, out)?;
-    }
-    Ok(())
-}
-
-/// Decodes numbers to float32. `bytes` is a scratch buffer.
-fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
-    if !from.is_read() {
-        return Err(Failed::Convert(from.unread()));
-    }
-    let len = from.bytes_of(wide.len());
-    let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {from}")))?;
-    bytes.resize(len, 0);
-    source(bytes)?;
-    from.unpack(bytes, wide).map_err(Failed::Convert)
 }

@@ -14,26 +14,22 @@ use kiln_core::{
     tensor_file::TensorFile,
 };
 use kiln_kernels::{Kernels, PackedLayout};
-use kiln_weights::{
-    Format, Mixture,
-    gguf::{
-        FACTORS,
-        names::{self, Heads, Undo},
-    },
-};
+use kiln_weights::{Format, Mixture, gguf::names::Heads};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 mod convert;
+mod decode;
 pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
+mod locate;
 pub(crate) mod model_files;
-mod piece;
 mod places;
 mod quantize;
 mod quantized;
 mod settle;
+mod upload;
 
 pub use loader::Loader;
 #[cfg(not(target_family = "wasm"))]
@@ -105,18 +101,6 @@ impl Entry {
     fn bytes(&self) -> u64 {
         self.tensors().map(Self::len).sum()
     }
-}
-
-/// A tensor that was requested.
-struct Found<'a> {
-    /// Name in the file.
-    name: String,
-    entry: &'a Entry,
-    /// Offset of the first byte.
-    start: u64,
-    /// Size of a row in bytes.
-    row: usize,
-    undo: Undo,
 }
 
 impl Checkpoint {
@@ -222,74 +206,6 @@ impl Checkpoint {
             Files::Safetensors(_) => self.source.path(file),
             Files::Gguf { .. } => self.folder.clone(),
         }
-    }
-
-    /// Finds the tensor that a Hugging Face folder calls `name`, and checks its shape.
-    fn find(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
-        let (source, is_gguf) = match &self.files {
-            Files::Safetensors(_) => (None, false),
-            Files::Gguf { model_type, heads, .. } => (names::source(model_type, name, *heads), true),
-        };
-        let (stored_name, expert, undo) = match source {
-            Some(source) => (source.name, source.expert, source.undo),
-            None => (name.to_owned(), None, Undo::Nothing),
-        };
-        let Some(entry) = self.tensors.get(&stored_name) else {
-            let why =
-                format!("the weights have no tensor `{stored_name}`, which {} asks for", self.config_name());
-            return Err(Error::File { path: self.folder.clone(), why });
-        };
-        // GGUF files leave out dimensions of 1, and store all experts in one tensor.
-        let own = if expert.is_some() { entry.shape.get(1..).unwrap_or_default() } else { &entry.shape };
-        let count = if expert.is_some() { entry.shape.first().copied().unwrap_or(0) } else { 1 };
-        let fits = match is_gguf {
-            true => own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1)),
-            false => own == shape,
-        };
-        let number = expert.unwrap_or(0);
-        if !fits || number >= count {
-            let why = format!(
-                "`{stored_name}` has shape {:?}, and {} asks for {shape:?}",
-                entry.shape,
-                self.config_name()
-            );
-            return Err(Error::File { path: self.path(entry), why });
-        }
-        // The header was checked: the tensor has exactly the bytes that its shape needs.
-        let bytes = entry.bytes() / count as u64;
-        let row = bytes / shape.first().copied().unwrap_or(1).max(1) as u64;
-        let start = entry.range.start + number as u64 * bytes;
-        let row = usize::try_from(row).map_err(|_| self.too_large(entry))?;
-        Ok(Found { name: stored_name, entry, start, row, undo })
-    }
-
-    /// Name of the source of the config, for messages.
-    fn config_name(&self) -> &'static str {
-        match &self.files {
-            Files::Safetensors(_) => "config.json",
-            Files::Gguf { .. } => "the metadata",
-        }
-    }
-
-    /// Whether a tensor belongs to the config, as vectors in some GGUF files do.
-    fn is_of_config(&self, name: &str) -> bool {
-        matches!(self.files, Files::Gguf { .. }) && FACTORS.contains(&name)
-    }
-
-    /// Checks that all tensors are in `used`, by their names in the files.
-    ///
-    /// # Errors
-    /// [`Error::File`] naming the tensors left over: the config describes another model than the weights.
-    fn check_used(&self, used: &BTreeSet<String>) -> Result<()> {
-        let left: Vec<_> =
-            self.tensors.keys().filter(|name| !used.contains(*name) && !self.is_of_config(name)).collect();
-        let Some(first) = left.first() else { return Ok(()) };
-        let why = format!(
-            "the weights hold {} tensors that {} has no place for, such as `{first}`; they belong to another config",
-            left.len(),
-            self.config_name()
-        );
-        Err(Error::File { path: self.path_of("config.json"), why })
     }
 
     /// Returns the number of elements and of bytes per dtype name.

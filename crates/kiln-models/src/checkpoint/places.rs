@@ -34,7 +34,7 @@ struct Places<'a> {
 
 impl Places<'_> {
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<()> {
-        self.used.insert(self.checkpoint.find(name, shape)?.name);
+        self.used.insert(self.checkpoint.locate(name, shape)?.name);
         Ok(())
     }
 
