@@ -170,13 +170,13 @@ impl<T: Generating> Engine<T> {
     /// [`Error::Setting`] for a generation of another model.
     pub fn submit(&mut self, mut own: T) -> Result<RequestId> {
         let generation = own.generation();
-        if !Arc::ptr_eq(generation.model(), &self.model) {
+        if !Arc::ptr_eq(generation.runner.model(), &self.model) {
             let why = "is a request to another model than the engine's".to_owned();
             return Err(Error::Setting { name: "submit", why });
         }
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        generation.stop_looking_ahead();
+        generation.runner.stop_looking_ahead();
         let rows = generation.fed_rows();
         self.waiting.push_back(Job { id, own, rows, lost: None, attempts: 0, oom_policy: None });
         Ok(id)
@@ -238,7 +238,7 @@ impl<T: Generating> Engine<T> {
             }
             let Some(mut job) = self.waiting.pop_front() else { return };
             // Where others can make room, the generation waits for them instead.
-            let policy = job.own.generation().oom_policy_mut();
+            let policy = job.own.generation().runner.oom_policy_mut();
             if running > 0 {
                 job.oom_policy = policy.take().or(job.oom_policy);
             } else {
@@ -328,7 +328,7 @@ impl<T: Generating> Engine<T> {
             let Some(mut job) = gives_way.and_then(|id| self.together.leave(id)) else { return };
             if only {
                 // It has a policy of its own for this.
-                let policy = job.own.generation().oom_policy_mut();
+                let policy = job.own.generation().runner.oom_policy_mut();
                 *policy = policy.take().or(job.oom_policy.take());
                 self.apart.push(Apart::new(job, false));
             } else {
@@ -360,7 +360,7 @@ impl<T: Generating> Engine<T> {
 
     /// Lets a generation begin again later, before those that came after it: its cache is given up.
     fn wait_again(&mut self, mut job: Job<T>, error: Error) {
-        job.own.generation().give_up_cache();
+        job.own.generation().runner.give_up_cache();
         job.lost = Some(error);
         let at = self.waiting.partition_point(|other| other.id < job.id);
         self.waiting.insert(at, job);
@@ -423,7 +423,7 @@ impl<T: Generating> Apart<T> {
 }
 
 fn without_cache<T: Generating>(mut own: T) -> T {
-    own.generation().give_up_cache();
+    own.generation().runner.give_up_cache();
     own
 }
 

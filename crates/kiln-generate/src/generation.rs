@@ -7,39 +7,31 @@
 
 mod assisted;
 mod beams;
+mod choice;
 mod contrastive;
 mod dola;
+mod each_row;
 mod guidance;
-mod joined;
-mod on_device;
-mod on_host;
+mod next;
 mod options;
-mod refused;
 mod rows;
+mod runner;
+mod scores;
 mod search;
 mod step;
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     batch::Batch,
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
-    read_back::{self, ReadBack},
+    read_back,
 };
 
-pub(crate) use self::joined::{JoiningRows, Reading};
-use self::{
-    assisted::Assisted,
-    beams::Beams,
-    contrastive::Contrastive,
-    guidance::Guidance,
-    on_device::{device_beams, device_sampler},
-    rows::{Row, Stopping, longest_prompt},
-    search::{Choice, EachRow, Search},
-};
+pub(crate) use self::runner::{JoiningRows, Reading};
 pub use self::{
     assisted::{AssistedSettings, DraftModel, PromptLookup, Schedule},
     beams::{BeamSettings, EarlyStopping, ForceWord},
@@ -48,16 +40,21 @@ pub use self::{
     options::Options,
     step::Step,
 };
+use self::{
+    choice::Choice,
+    rows::{Row, Rows, Stopping},
+    runner::Runner,
+    search::Search,
+    step::StepState,
+};
 use crate::{
     cache_handle::CacheHandle,
-    chooser::Chooser,
     completion::Completion,
-    decode::{Output, Wanted},
-    grammar::{Masks, Matcher},
-    prefill::{Feeder, checked_chunk},
+    grammar::Matcher,
+    prefill::checked_chunk,
     sampler::Sampler,
     settings::{Settings, setting},
-    stats::{Clock, Stats},
+    stats::{Stats, StatsRecorder},
     stopping::StopReason,
 };
 
@@ -74,45 +71,13 @@ use crate::{
 /// Where prompts have several rows, the cache holds the prompts alone at the end, or nothing if it cannot return to them.
 #[derive(Debug)]
 pub struct Generation<'a> {
-    feeder: Feeder<'a>,
-    guidance: Option<Guidance>,
-    options: Options,
+    rows: Rows,
+    pub(crate) runner: Runner<'a>,
     search: Search,
-    /// Which tokens may follow, where there is a grammar.
-    masks: Option<Masks>,
-    /// What proposes tokens; `None`: nothing does.
-    assisted: Option<Assisted>,
-    /// Contrastive search; `None`: tokens are chosen by their scores alone.
-    contrastive: Option<Contrastive>,
-    /// Rows of each prompt.
-    width: usize,
-    rows: Vec<Row>,
-    next: Next,
-    /// A step that the device is at, though the one before it was not delivered.
-    ahead: Option<Result<ReadBack>>,
-    device: Device,
-    /// Whether the rows are all that was fed, so that it can be fed again.
-    whole: bool,
-    /// Steps that may be made, were started on the device, were delivered.
-    limit: Option<usize>,
-    launched: usize,
-    delivered: usize,
-    /// Also while a step is made, so that one that was given up is the last.
+    options: Options,
+    recorder: StatsRecorder,
+    /// Also true while a step is made, so that a step that was given up is the last.
     over: bool,
-    stats: Stats,
-    clock: Clock,
-}
-
-/// What is fed next.
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "there is one of it")]
-enum Next {
-    Prompt(Batch),
-    /// `[rows, 1]`, behind the rows that they continue; `None`: behind their own.
-    Tokens(Tensor<2, Int>, Option<Vec<usize>>),
-    /// What the step before chose; it is there already.
-    OnDevice,
-    Nothing,
 }
 
 impl<'a> Generation<'a> {
@@ -134,97 +99,40 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
+        let (settings, vocab) = (&options.settings, model.vocab());
         batch.check_features(model.features(), &cache)?;
-        let settings = &options.settings;
-        settings.processors.check(model.vocab())?;
-        settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(model.vocab()))?;
+        settings.processors.check(vocab)?;
+        settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(vocab))?;
         let before = cache.seq_lens(batch.rows());
-        let contrastive = settings.contrastive.map(Contrastive::new);
-        if contrastive.is_some() && before.iter().any(|&before| before > 0) {
+        if settings.is_contrastive() && before.iter().any(|&before| before > 0) {
             let why = "needs the hidden states of all tokens, and the cache holds tokens already; give all tokens and an empty \
                        cache, or use a Sequence";
             return Err(setting("penalty_alpha", why));
         }
-        let rows = Row::of(&batch, prompts, &before, model.vocab())?;
-        let device = batch.tokens.device();
-        let mut guidance = Guidance::new(&model, &cache, &rows, &options, &device)?;
-        let width = settings.width();
-        let rows: Vec<Row> = rows.into_iter().flat_map(|row| std::iter::repeat_n(row, width)).collect();
-        let prompt_end = longest_prompt(&rows);
-        let limit = settings.new_tokens(prompt_end)?;
-        if let (Some(guidance), Some(limit)) = (&mut guidance, limit) {
-            guidance.reserve(limit)?;
-        }
-        let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
+        let rows = Rows::new(&batch, prompts, &before, settings, vocab)?;
         let padding = |(pad, before): (&usize, &usize)| pad.saturating_sub(*before);
         let padding: usize = batch.left_pad.iter().zip(&before).map(padding).sum();
         let skipped: usize = batch.skip.iter().sum();
-        let stats = Stats {
-            rows: rows.len(),
-            prompt_tokens: batch.rows() * batch.len() - padding - skipped,
-            seed: sampler.as_ref().map(Sampler::seed),
-            ..Stats::default()
-        };
-        // A recorded step is of no use where the rows of the cache are moved before each.
-        let capture = options.compile && contrastive.is_none();
-        let mut feeder = Feeder::new(model.clone(), cache, batch.left_pad.clone(), capture, &device);
-        feeder.features = batch.features.clone();
-        let device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
-        feeder.chooser = device_sampler.map(Chooser::Sampler);
-        let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
-        let masks = masks.transpose()?;
-        if let Some(layers) = &settings.dola_layers {
-            feeder.running.wanted = Wanted::Early(layers.of(&*model)?);
-        }
-        if contrastive.is_some() {
-            feeder.running.wanted = Wanted::Hidden;
-        }
-        let search = match &settings.beams {
-            Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
-            None => Search::EachRow(EachRow { sampler }),
-        };
-        if let Search::Beams(beams) = &search {
-            feeder.chooser =
-                device_beams(&options, beams, &feeder.running.cache, model.vocab(), 0).map(Chooser::Beams);
-        }
-        let mut generation = Self {
-            device,
-            whole: rows.iter().all(|row| row.ids.len() + row.left_pad == row.prompt_end),
-            search,
-            masks,
-            assisted: None,
-            contrastive,
-            width,
-            feeder,
-            guidance,
-            options,
-            rows,
-            next: Next::Prompt(batch),
-            ahead: None,
-            limit,
-            launched: 0,
-            delivered: 0,
-            over: false,
-            stats,
-            clock: Clock::default(),
-        };
-        generation.assist_as_asked()?;
-        let looks_ahead = generation.looks_ahead();
-        let oom_policy = generation.options.oom_policy.clone();
-        let feeder = &mut generation.feeder;
-        if let Some(limit) = limit {
-            let reaches = prompt_end + generation.options.settings.fed(limit);
-            let capacities = feeder.running.cache.capacity().into_iter().chain(model.max_positions());
-            if let Some(capacity) = capacities.min().filter(|&capacity| capacity < reaches) {
-                return Err(Error::Full { capacity, needed: reaches });
-            }
-            feeder.reserve(reaches);
-        }
-        if looks_ahead || generation.contrastive.is_some() || oom_policy.is_some() {
-            feeder.running.cache.keep_history(1);
-        }
-        feeder.oom_policy = oom_policy;
-        Ok(generation)
+        let prompt_tokens = batch.rows() * batch.len() - padding - skipped;
+        let mut runner = Runner::new(model, cache, batch, &rows, &options)?;
+        let sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
+        let seed = sampler.as_ref().map(Sampler::seed);
+        let stats = Stats { rows: rows.len(), prompt_tokens, seed, ..Stats::default() };
+        let search = Search::new(&mut runner, &rows, &options, sampler)?;
+        runner.feeder.chooser = search.chooser(&runner, &rows, &options)?;
+        runner.reserve(&rows, &options)?;
+        Ok(Self { rows, runner, search, options, recorder: StatsRecorder::new(stats), over: false })
+    }
+
+    /// Makes `draft` draft tokens. To be called before the first step.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, for settings that ask
+    /// for prompt lookup or several rows of a prompt, and for a cache that cannot forget tokens.
+    pub fn with_draft(mut self, draft: DraftModel) -> Result<Self> {
+        let seed = self.recorder.stats.seed;
+        self.search.with_draft(draft, seed, &mut self.runner, &self.rows, &self.options)?;
+        Ok(self)
     }
 
     /// The next step; `None` after the last, and after an error.
@@ -238,58 +146,13 @@ impl<'a> Generation<'a> {
         self.make_step().await
     }
 
-    /// See [`next_step`](Self::next_step). Other tasks run only where a step is made in several pieces.
-    async fn make_step(&mut self) -> Option<Result<Step>> {
-        if self.over {
-            return None;
-        }
-        self.over = true;
-        self.clock.start();
-        let mut emptied = false;
-        let chosen = loop {
-            let chosen = match self.assisted {
-                Some(_) => self.choose_assisted().await,
-                None if self.contrastive.is_some() => self.choose_contrastive().await,
-                None if self.on_device() => self.choose_on_device().await,
-                None => self.choose_on_host().await,
-            };
-            let lost = self.feeder.lost || self.guidance.as_ref().is_some_and(Guidance::is_lost);
-            match (chosen, self.feeder.refusals.none_since()) {
-                (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
-                    if let Err(error) = self.begin_again(refused, true).await {
-                        break Err(error);
-                    }
-                }
-                (Err(error), Ok(())) if lost && !matches!(error, Error::DeviceLost(_)) => {
-                    if let Err(error) = self.begin_again(error, false).await {
-                        emptied = true;
-                        break Err(error);
-                    }
-                }
-                (chosen, _) => break chosen,
-            }
-        };
-        let step = chosen.and_then(|chosen| self.deliver(chosen));
-        match &step {
-            Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
-            Ok(_) => self.over = false,
-            Err(error) => {
-                if matches!(error, Error::Execution(_) | Error::DeviceLost(_)) && !emptied {
-                    self.feeder.running.cache.poison();
-                }
-                self.forget_what_was_refused();
-            }
-        }
-        Some(step)
-    }
-
     pub fn settings(&self) -> &Settings {
         &self.options.settings
     }
 
     /// Counts and times so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        self.recorder.stats
     }
 
     /// Settings that the device has no kernel for. The scores of each step are read back for them; empty where the device
@@ -308,27 +171,27 @@ impl<'a> Generation<'a> {
 
     /// The cache, for questions about it. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
-        &self.feeder.running.cache
+        self.runner.cache()
     }
 
     /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
     pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
-        self.rows.get(row).map(|row| &row.ids[..])
+        self.rows.list.get(row).map(|row| &row.ids[..])
     }
 
     /// Tokens of each row that were generated.
     pub fn generated(&self) -> usize {
-        self.delivered
+        self.rows.delivered
     }
 
     /// Why a row ended; `None` while it goes on, and where there is no such row.
     pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
-        self.rows.get(row)?.stopped
+        self.rows.list.get(row)?.stopped
     }
 
     /// The sequences of each prompt so far: those to be returned, of a beam search the best first.
     pub fn completions(&self) -> Vec<Vec<Completion>> {
-        let mut completions = self.search.completions(&self.rows, self.delivered, self.width);
+        let mut completions = self.search.completions(&self.rows);
         completions.iter_mut().for_each(|all| all.truncate(self.options.settings.num_return_sequences));
         completions
     }
@@ -336,7 +199,7 @@ impl<'a> Generation<'a> {
     /// The tokens behind the first prompt that will not change any more. Of a beam search, those that all its sequences
     /// begin with.
     pub fn agreed(&self) -> Vec<TokenId> {
-        let all = self.search.completions(&self.rows, self.delivered, self.width);
+        let all = self.search.completions(&self.rows);
         let mut all = all.into_iter().next().unwrap_or_default().into_iter().map(|one| one.tokens);
         let first = all.next().unwrap_or_default();
         all.fold(first, |mut agreed, tokens| {
@@ -345,105 +208,179 @@ impl<'a> Generation<'a> {
             agreed
         })
     }
+}
 
-    /// What was read. Where the device failed, what the cache holds may never have been written.
-    fn trusted<T>(&mut self, read: Result<T>) -> Result<T> {
-        if read.is_err() {
-            self.feeder.running.cache.poison();
+/// The loop.
+impl Generation<'_> {
+    /// See [`next_step`](Self::next_step). Other tasks run only where a step is made in several pieces.
+    async fn make_step(&mut self) -> Option<Result<Step>> {
+        if self.over {
+            return None;
         }
-        read
+        self.over = true;
+        self.recorder.start();
+        let mut emptied = false;
+        let chosen = loop {
+            let chosen = self.choose().await;
+            match (chosen, self.runner.none_refused()) {
+                (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
+                    if let Err(error) = self.begin_again(refused, true).await {
+                        break Err(error);
+                    }
+                }
+                (Err(error), Ok(())) if self.runner.is_lost() && !matches!(error, Error::DeviceLost(_)) => {
+                    if let Err(error) = self.begin_again(error, false).await {
+                        emptied = true;
+                        break Err(error);
+                    }
+                }
+                (chosen, _) => break chosen,
+            }
+        };
+        let step = chosen.and_then(|chosen| self.deliver(chosen));
+        match &step {
+            Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
+            Ok(_) => self.over = false,
+            Err(error) => {
+                if matches!(error, Error::Execution(_) | Error::DeviceLost(_)) && !emptied {
+                    self.runner.poison();
+                }
+                self.runner.forget_refused();
+            }
+        }
+        Some(step)
     }
 
-    async fn feed(&mut self) -> Result<Output> {
-        match std::mem::replace(&mut self.next, Next::Nothing) {
-            Next::Prompt(batch) => {
-                let logits = self.feeder.prefill(&batch, self.options.prefill_chunk).await?;
-                self.feeder.widen(self.width)?;
-                Ok(Output::Logits(repeated(logits, self.width)))
-            }
-            Next::Tokens(tokens, parents) => {
-                parents.map_or(Ok(()), |parents| self.feeder.reorder(&parents))?;
-                self.feeder.step(Some(tokens))
-            }
-            Next::OnDevice => self.feeder.step(None),
-            Next::Nothing => {
-                Err(Error::Execution("the generation was given up in the middle of a step".into()))
-            }
-        }
+    async fn choose(&mut self) -> Result<Choice> {
+        let Self { rows, runner, search, options, recorder, .. } = self;
+        search.choose(&mut StepState { runner, rows, options, recorder }).await
     }
 
-    /// Ends the rows that chose to end.
+    /// Feeds all tokens again after an error that leaves nothing to trust in the cache. `for_memory`: the device
+    /// refused an allocation, so they are fed in smaller chunks or to a cache that takes less. Otherwise a recording
+    /// was given up, and steps are launched from then on.
+    ///
+    /// # Errors
+    /// `error`, if that cannot be. The cache is empty then, and can be used.
+    async fn begin_again(&mut self, error: Error, for_memory: bool) -> Result<()> {
+        let Self { rows, runner, search, options, .. } = self;
+        search.start_over();
+        runner.start_over();
+        if !rows.complete {
+            return Err(error);
+        }
+        if for_memory {
+            runner.make_room(error, rows)?;
+        }
+        runner.feeder.chooser = search.chooser(runner, rows, options)?;
+        runner.feed_again(rows).await?;
+        search.catch_up(runner, rows)
+    }
+
+    /// Appends the chosen tokens to the rows, and ends the rows that chose to end.
     fn deliver(&mut self, chosen: Choice) -> Result<Step> {
-        if chosen.tokens.len() != self.rows.len() {
-            let (rows, got) = (self.rows.len(), chosen.tokens.len());
+        let Self { rows, search, options, recorder, .. } = self;
+        if chosen.tokens.len() != rows.len() {
+            let (rows, got) = (rows.len(), chosen.tokens.len());
             return Err(Error::Execution(format!(
                 "the model gave logits for {got} rows where {rows} were fed"
             )));
         }
         let tokens =
-            chosen.tokens.into_iter().zip(&self.rows).map(|(id, row)| (!row.finished()).then_some(id));
+            chosen.tokens.into_iter().zip(&rows.list).map(|(id, row)| (!row.finished()).then_some(id));
         let tokens: Vec<Option<TokenId>> = tokens.collect();
-        self.delivered += 1;
+        rows.delivered += 1;
         if let Some(parents) = &chosen.parents {
-            self.rows = parents.iter().map(|&parent| self.rows[parent].clone()).collect();
+            rows.list = parents.iter().map(|&parent| rows.list[parent].clone()).collect();
         }
-        let out_of_time = self.clock.is_past(self.options.settings.max_time);
-        let stopping = Stopping { options: &self.options, out_of_time };
-        for (i, (token, row)) in tokens.iter().zip(&mut self.rows).enumerate() {
+        let out_of_time = recorder.is_past(options.settings.max_time);
+        let stopping = Stopping { options, out_of_time };
+        for (i, (token, row)) in tokens.iter().zip(&mut rows.list).enumerate() {
             if let Some(id) = token {
                 row.ids.push(*id);
-                self.stats.generated += 1;
-                let state = row.state(self.delivered, self.limit);
+                recorder.stats.generated += 1;
+                let state = row.state(rows.delivered, rows.limit);
                 row.stopped = match &chosen.stopped {
                     Some(known) => known[i].or(out_of_time.then_some(StopReason::Time)),
-                    None => self.search.stopped(i, &state, stopping),
+                    None => search.stopped(i, &state, stopping),
                 };
             }
         }
-        self.clock.chosen(&mut self.stats);
-        let finished = self.rows.iter().map(Row::finished).collect();
-        let logits = self.options.keep_logits.then_some(chosen.logits);
-        let scores = self.options.keep_scores.then_some(chosen.scores);
+        recorder.chosen();
+        let finished = rows.list.iter().map(Row::finished).collect();
+        let logits = options.keep_logits.then_some(chosen.logits);
+        let scores = options.keep_scores.then_some(chosen.scores);
         Ok(Step { tokens, finished, parents: chosen.parents, logits, scores })
     }
 
-    /// Has the cache forget what was fed ahead of what was delivered.
+    /// Makes the cache forget what was fed ahead of the delivered tokens.
     fn settle(&mut self) {
-        self.ahead = None;
-        if self.forget_what_was_refused() {
-            return;
+        self.runner.drop_ahead();
+        if !self.runner.forget_refused() {
+            self.search.settle(&mut self.runner, &self.rows);
         }
-        if self.width > 1 {
-            return self.keep_prompts();
-        }
-        if self.options.settings.contrastive.is_some() {
-            return self.keep_chosen();
-        }
-        // Where a cache cannot be truncated, its `seq_len` tells.
-        _ = self.forget_ahead();
-    }
-
-    /// Has the cache hold all that was delivered, but for the last token.
-    fn forget_ahead(&mut self) -> Result<()> {
-        let delivered = self.delivered.saturating_sub(1);
-        let ends: Vec<usize> = self.rows.iter().map(|row| row.prompt_end + delivered).collect();
-        let cache = &mut self.feeder.running.cache;
-        // Tokens that were accepted and not delivered are forgotten in any case.
-        let ends = if self.assisted.is_some() { cache.rewind_points(&ends) } else { ends };
-        cache.truncate_rows(&ends)
     }
 }
 
+/// The hooks of the engine, which computes passes of several generations.
 impl Generation<'_> {
-    /// Has a cache that outlives the generation hold the prompts alone.
-    fn keep_prompts(&mut self) {
-        let ends: Vec<usize> = self.rows.iter().step_by(self.width).map(|row| row.prompt_end).collect();
-        if matches!(self.feeder.running.cache, CacheHandle::Borrowed(_))
-            && (self.feeder.narrow(ends.len()).is_err()
-                || self.feeder.running.cache.truncate_rows(&ends).is_err())
-        {
-            self.feeder.running.cache.reset();
-        }
+    /// Whether the next step is one token of each row, fed after the row's own tokens, and nothing else.
+    pub(crate) fn can_join(&self) -> bool {
+        !self.over
+            && self.rows.delivered > 0
+            && matches!(self.search, Search::EachRow(_))
+            && self.runner.can_join()
+    }
+
+    /// Number of rows that a pass of this generation has.
+    pub(crate) fn fed_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether every row has ended.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.rows.finished()
+    }
+
+    /// Whether decode steps may be captured.
+    pub(crate) fn captures(&self) -> bool {
+        self.options.compile
+    }
+
+    /// Takes the logits `[rows, 1, vocab]` of a shared pass, and starts to read the numbers that the next tokens are
+    /// chosen by.
+    pub(crate) fn start_step(&mut self, logits: Tensor<3>) -> Result<Reading> {
+        self.over = true;
+        self.recorder.start();
+        self.runner.start_shared_step(logits, &self.options)
+    }
+
+    /// Chooses the next token of each row.
+    pub(crate) async fn finish_step(&mut self, reading: Reading) -> Result<Step> {
+        let Self { rows, runner, search, options, recorder, .. } = self;
+        let Search::EachRow(each) = search else {
+            return Err(Error::Execution("rows of another search share a pass".into()));
+        };
+        let chosen = each.choose_from(reading, &mut StepState { runner, rows, options, recorder }).await?;
+        let step = self.deliver(chosen)?;
+        self.over = self.rows.finished();
+        Ok(step)
+    }
+
+    /// Feeds again what the cache has lost. Returns a step if none was delivered before.
+    ///
+    /// # Errors
+    /// `error`, if the cache cannot be filled again; then the generation is over.
+    pub(crate) async fn resume(&mut self, error: Error) -> Result<Option<Step>> {
+        self.over = true;
+        self.begin_again(error, false).await?;
+        self.over = false;
+        if self.rows.delivered > 0 { Ok(None) } else { self.continue_alone().await }
+    }
+
+    /// Makes a step in passes of its own; `None` if the generation is over.
+    pub(crate) async fn continue_alone(&mut self) -> Result<Option<Step>> {
+        self.make_step().await.transpose()
     }
 }
 
@@ -465,15 +402,6 @@ impl Iterator for Generation<'_> {
 
 #[cfg(not(target_family = "wasm"))]
 impl std::iter::FusedIterator for Generation<'_> {}
-
-/// Logits of each row, `width` times.
-fn repeated(logits: Tensor<3>, width: usize) -> Tensor<3> {
-    let [rows, one, vocab] = logits.dims();
-    match width {
-        1 => logits,
-        _ => logits.reshape([rows, 1, one * vocab]).repeat_dim(1, width).reshape([rows * width, one, vocab]),
-    }
-}
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -6,6 +6,8 @@
 //! # The loop
 //! - A [`Generation`] shares a model, borrows or owns a cache ([`CacheHandle`]), and yields steps. Its core
 //!   is async; iterators block on it.
+//! - A generation has `Rows` (the tokens so far), a `Runner` (feeds the model), and a `Search` (chooses the
+//!   next tokens). A search makes a step with the runner; the loop then appends the tokens to the rows.
 //! - The device chooses a token and feeds it to the next step without waiting. The host reads tokens one step
 //!   later. When a sequence ends, the one token that was computed too many is rolled back, so the cache holds
 //!   all tokens but the last, as in transformers.
@@ -23,10 +25,10 @@
 //!   scores, the host uses the same formulas and the same words.
 //! - A processor is created from its setting, and states whether the kernel `sample` can do its work
 //!   ([`Processor::on_device`]). If one cannot, the host processes the scores of each step.
-//! - Every choice on the host gives the next token of each row, and the row that it continues
-//!   (`generation/search.rs`). `EachRow` chooses for each row alone, `Beams` for all rows of a prompt.
-//!   Contrastive search feeds several candidates of each row before it chooses one. A prompt is computed
-//!   once, and then becomes as many rows as it has beams or sequences to return.
+//! - Every search gives the next token of each row, and the row that it continues (`generation/search.rs`).
+//!   `EachRow` chooses for each row alone, `Beams` for all rows of a prompt. `Contrastive` feeds several
+//!   candidates of each row before it chooses one. `Assisted` verifies drafts by the choice of `EachRow`. A
+//!   prompt is computed once, and then becomes as many rows as it has beams or sequences to return.
 //! - Drafted tokens (`generation/assisted/`) are verified in one pass, by the choice that the model makes
 //!   under the same mask and processors. Tokens that a grammar forces are such a draft.
 //! - [`Masks`] compute the tokens that a grammar allows on a separate thread. Only `grammar` uses the crate

@@ -35,14 +35,19 @@ impl Stats {
     }
 }
 
-/// Measures the times of [`Stats`].
-#[derive(Debug, Default)]
-pub(crate) struct Clock {
+/// Records the [`Stats`] of a generation.
+#[derive(Debug)]
+pub(crate) struct StatsRecorder {
+    pub(crate) stats: Stats,
     start: Option<Instant>,
     first: Option<Instant>,
 }
 
-impl Clock {
+impl StatsRecorder {
+    pub(crate) fn new(stats: Stats) -> Self {
+        Self { stats, start: None, first: None }
+    }
+
     /// Called at each step; the first call counts.
     pub(crate) fn start(&mut self) {
         self.start.get_or_insert_with(Instant::now);
@@ -54,19 +59,19 @@ impl Clock {
     }
 
     /// Records that the scores are there.
-    pub(crate) fn scored(&self, stats: &mut Stats) {
+    pub(crate) fn scored(&mut self) {
         if self.first.is_none() {
-            stats.prefill_time = since(self.start);
+            self.stats.prefill_time = since(self.start);
         }
     }
 
     /// Records that tokens were chosen.
-    pub(crate) fn chosen(&mut self, stats: &mut Stats) {
+    pub(crate) fn chosen(&mut self) {
         if self.first.is_none() {
-            stats.time_to_first_token = since(self.start);
+            self.stats.time_to_first_token = since(self.start);
             self.first = Some(Instant::now());
         }
-        stats.decode_time = since(self.first);
+        self.stats.decode_time = since(self.first);
     }
 }
 

@@ -59,12 +59,12 @@ impl<T: Generating> Together<T> {
     /// Adds a generation and its rows. Where they cannot join, it fails.
     pub(super) fn join(&mut self, model: &Arc<dyn CausalModel>, mut job: Job<T>, events: &mut Vec<Event<T>>) {
         let generation = job.own.generation();
-        let device = generation.device().clone();
-        let JoiningRows { cache, left_pad, capture } = generation.give_rows();
+        let device = generation.runner.device().clone();
+        let capture = self.capture && generation.captures();
+        let JoiningRows { cache, left_pad } = generation.runner.give_rows();
         let joined = match &mut self.feeder {
             Some(feeder) => feeder.join(cache, left_pad),
             empty => {
-                let capture = self.capture && capture;
                 *empty = Some(Feeder::new(model.clone(), cache, left_pad, capture, &device));
                 Ok(())
             }
@@ -83,7 +83,7 @@ impl<T: Generating> Together<T> {
         let left = self.feeder.as_mut().and_then(|feeder| feeder.leave(rows).ok());
         // Without its rows, the cache is empty: they are computed again where it goes on.
         if let Some(cache) = left {
-            job.own.generation().take_back(cache);
+            job.own.generation().runner.take_back(cache);
         }
         if self.jobs.is_empty() {
             self.feeder = None;
@@ -96,7 +96,7 @@ impl<T: Generating> Together<T> {
     pub(super) async fn pass(&mut self, events: &mut Vec<Event<T>>) -> Result<Vec<Job<T>>> {
         let Some(feeder) = &mut self.feeder else { return Ok(Vec::new()) };
         let tokens: Result<Vec<_>> =
-            self.jobs.iter_mut().map(|job| job.own.generation().next_tokens()).collect();
+            self.jobs.iter_mut().map(|job| job.own.generation().runner.next_tokens()).collect();
         let Output::Logits(logits) = feeder.step(Some(Tensor::cat(tokens?, 0)))? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };

@@ -14,38 +14,48 @@ mod verify;
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Tensor, TensorData};
-use kiln_core::{Error, Result, model::TokenId};
+use kiln_core::{Result, model::TokenId};
 
-use self::{constraint::Constraint, draft_model::uneven, round::Round, settings::MOST};
+use self::{constraint::Constraint, draft_model::uneven, settings::MOST};
 pub use self::{
     draft_model::DraftModel,
     settings::{AssistedSettings, PromptLookup, Schedule},
 };
 use super::{
-    Generation, Next, Options,
-    rows::{Row, Stopping},
-    search::{Choice, Search},
+    Options,
+    choice::Choice,
+    each_row::EachRow,
+    next::Next,
+    rows::{Row, Rows},
+    runner::Runner,
+    step::StepState,
 };
 use crate::{
     decode::Running,
     grammar::Matcher,
     processors::RowState,
-    sampler::Sampler,
     settings::{Settings, setting},
     stopping::StopReason,
 };
 
-/// What proposes tokens, and what of them was accepted and not delivered yet.
+/// Assisted decoding: drafts, and the choice for each row that verifies them.
 #[derive(Debug)]
 pub(super) struct Assisted {
+    drafts: Drafts,
+    each: EachRow,
+}
+
+/// The drafter, and the tokens that were accepted and not delivered yet.
+#[derive(Debug)]
+struct Drafts {
     /// `None`: only what a grammar forces is proposed.
     drafter: Option<Drafter>,
     rows: Vec<Ahead>,
 }
 
+/// The source of drafts.
 #[derive(Debug)]
-enum Drafter {
+pub(super) enum Drafter {
     PromptLookup(PromptLookup),
     Model(Box<DraftModel>),
 }
@@ -85,6 +95,51 @@ struct Proposal {
 }
 
 impl Drafter {
+    /// Prompt lookup, if the settings ask for it.
+    ///
+    /// # Errors
+    /// [`Error::Setting`](kiln_core::Error::Setting) for other settings, or a cache, that drafts do not go with.
+    pub(super) fn from_settings(runner: &Runner<'_>, rows: &Rows, options: &Options) -> Result<Option<Self>> {
+        let Some(lookup) = options.settings.assisted.prompt_lookup else { return Ok(None) };
+        check("prompt_lookup_num_tokens", runner, rows, options)?;
+        Ok(Some(Self::PromptLookup(lookup)))
+    }
+
+    /// A draft model. `seed`: `None` without sampling.
+    ///
+    /// # Errors
+    /// See [`Generation::with_draft`](super::Generation::with_draft).
+    pub(super) fn from_model(
+        mut draft: DraftModel,
+        seed: Option<u64>,
+        runner: &Runner<'_>,
+        rows: &Rows,
+        options: &Options,
+    ) -> Result<Self> {
+        const NAME: &str = "draft";
+
+        if options.settings.assisted.prompt_lookup.is_some() {
+            let why = "goes with no other proposals; leave out either it or `prompt_lookup_num_tokens`";
+            return Err(setting(NAME, why));
+        }
+        let vocab = runner.vocab();
+        if draft.vocab() != vocab && !draft.is_translated() {
+            return Err(setting(
+                NAME,
+                format!(
+                    "has a vocabulary of {} tokens and the model one of {vocab}, which takes the tokenizers of both; use \
+                     folders with a tokenizer.json",
+                    draft.vocab()
+                ),
+            ));
+        }
+        if let Some(seed) = seed {
+            draft.draws(seed);
+        }
+        check(NAME, runner, rows, options)?;
+        Ok(Self::Model(Box::new(draft)))
+    }
+
     async fn propose(
         &mut self,
         asked: &[Asked<'_>],
@@ -106,7 +161,7 @@ impl Drafter {
     }
 }
 
-impl Assisted {
+impl Drafts {
     fn new(drafter: Option<Drafter>, settings: &AssistedSettings, rows: usize) -> Self {
         let proposes = match &drafter {
             Some(Drafter::PromptLookup(lookup)) => lookup.num_tokens,
@@ -117,17 +172,10 @@ impl Assisted {
         Self { drafter, rows }
     }
 
-    /// Forgets what the draft model was fed: it cannot be trusted.
-    pub(super) fn start_over(&mut self) {
-        if let Some(Drafter::Model(draft)) = &mut self.drafter {
-            draft.start_over();
-        }
-    }
-
     /// Which rows wait for tokens.
-    fn waiting(&self, rows: &[Row]) -> Vec<bool> {
+    fn waiting(&self, rows: &Rows) -> Vec<bool> {
         let waits = |(ahead, row): (&Ahead, &Row)| ahead.accepted.is_empty() && !row.finished();
-        self.rows.iter().zip(rows).map(waits).collect()
+        self.rows.iter().zip(&rows.list).map(waits).collect()
     }
 
     /// Changes how many tokens are proposed next for a row.
@@ -146,9 +194,9 @@ impl Assisted {
     }
 
     /// The next token of each row.
-    fn next(&mut self, rows: &[Row], any: TokenId) -> Choice {
+    fn next(&mut self, rows: &Rows, any: TokenId) -> Choice {
         let mut choice = Choice { stopped: Some(Vec::new()), ..Choice::default() };
-        for (ahead, row) in self.rows.iter_mut().zip(rows) {
+        for (ahead, row) in self.rows.iter_mut().zip(&rows.list) {
             let accepted = ahead.accepted.pop_front().filter(|_| !row.finished());
             let accepted = accepted.unwrap_or(Accepted {
                 token: any,
@@ -165,105 +213,62 @@ impl Assisted {
     }
 }
 
-impl Generation<'_> {
-    /// Has `draft` propose tokens. To be called before the first step.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, where the settings ask for prompt
-    /// lookup or several rows of a prompt, and for a cache that cannot forget tokens.
-    pub fn with_draft(mut self, mut draft: DraftModel) -> Result<Self> {
-        const NAME: &str = "draft";
-
-        let vocab = self.feeder.running.model.vocab();
-        if self.options.settings.assisted.prompt_lookup.is_some() {
-            let why = "goes with no other proposals; leave out either it or `prompt_lookup_num_tokens`";
-            return Err(setting(NAME, why));
-        }
-        if draft.vocab() != vocab && !draft.is_translated() {
-            return Err(setting(
-                NAME,
-                format!(
-                    "has a vocabulary of {} tokens and the model one of {vocab}, which takes the tokenizers of both; use \
-                     folders with a tokenizer.json",
-                    draft.vocab()
-                ),
-            ));
-        }
-        if let Some(seed) = self.stats.seed {
-            draft.draws(seed);
-        }
-        self.assist(NAME, Drafter::Model(Box::new(draft)))?;
-        Ok(self)
+impl Assisted {
+    pub(super) fn new(
+        each: EachRow,
+        drafter: Option<Drafter>,
+        runner: &mut Runner<'_>,
+        rows: &Rows,
+        options: &Options,
+    ) -> Self {
+        let drafts = Drafts::new(drafter, &options.settings.assisted, rows.len());
+        let most = drafts.rows.iter().map(|row| row.proposes).max().unwrap_or(0);
+        runner.feeder.running.cache.keep_history(most + 1);
+        Self { drafts, each }
     }
 
-    /// Has what the settings ask for propose tokens, and what a grammar forces.
-    pub(super) fn assist_as_asked(&mut self) -> Result<()> {
-        if let Some(lookup) = self.options.settings.assisted.prompt_lookup {
-            return self.assist("prompt_lookup_num_tokens", Drafter::PromptLookup(lookup));
-        }
-        let Options { settings, grammar, fast_forward, .. } = &self.options;
-        let cache = &self.feeder.running.cache;
-        let changes_nothing = cache.cannot_rewind().is_none() && !cache.is_by_pass();
-        if *fast_forward
-            && grammar.as_ref().is_some_and(Matcher::can_rewind)
-            && changes_nothing
-            && self.width == 1
-            && !settings.needs_host()
-        {
-            self.assist_with(None)?;
-        }
-        Ok(())
+    /// The choice for each row, without drafts.
+    pub(super) fn into_each_row(self) -> EachRow {
+        self.each
     }
 
-    fn assist(&mut self, name: &'static str, drafter: Drafter) -> Result<()> {
-        if self.width > 1 {
-            let which =
-                if self.options.settings.beams.is_some() { "num_beams" } else { "num_return_sequences" };
-            let why = format!("goes with one sequence of each prompt; set {which} to 1");
-            return Err(setting(name, why));
+    /// Makes a step.
+    pub(super) async fn choose(&mut self, state: &mut StepState<'_, '_>) -> Result<Choice> {
+        let Self { drafts, each } = self;
+        // The prompt comes first.
+        if state.rows.delivered == 0 {
+            return each.choose(state).await;
         }
-        let Options { settings, grammar, .. } = &self.options;
-        if let Some(other) = settings.on_host().first() {
-            let why = format!("does not go with `{other}` yet; leave one of the two out");
-            return Err(setting(name, why));
+        let made = match drafts.waiting(state.rows).contains(&true) {
+            true => drafts.round(each, state).await,
+            false => Ok(true),
+        };
+        let made = made.and_then(|made| state.runner.none_refused().map(|()| made));
+        if let Ok(false) = made {
+            if matches!(state.runner.next, Next::Nothing) {
+                let tokens = state.rows.last_tokens(&state.runner.device);
+                state.runner.next = Next::Tokens(tokens, None);
+            }
+            return each.choose(state).await;
         }
-        if grammar.as_ref().is_some_and(|grammar| !grammar.can_rewind()) {
-            let why =
-                "does not go with a grammar that has `stop=` or `max_tokens=`; leave one of the two out";
-            return Err(setting(name, why));
-        }
-        if let Some(layer) = self.feeder.running.cache.cannot_rewind() {
-            let why = format!(
-                "proposals that are wrong must be forgotten, which the {layer} cache cannot do; use another"
-            );
-            return Err(setting(name, why));
-        }
-        self.assist_with(Some(drafter))
+        // The last tokens are not those that a step chose.
+        state.runner.next = Next::Nothing;
+        made.map(|_| drafts.next(state.rows, state.runner.any))
     }
 
-    fn assist_with(&mut self, drafter: Option<Drafter>) -> Result<()> {
-        // Scores are compared with what was proposed, on the host.
-        self.feeder.chooser = None;
-        if let Search::EachRow(each) = &mut self.search
-            && let Some(seed) = self.stats.seed
-            && each.sampler.is_none()
-        {
-            each.sampler = Some(Sampler::new(Some(seed))?);
+    /// Forgets what the draft model was fed: it cannot be trusted.
+    pub(super) fn start_over(&mut self) {
+        if let Some(Drafter::Model(draft)) = &mut self.drafts.drafter {
+            draft.start_over();
         }
-        let assisted = Assisted::new(drafter, &self.options.settings.assisted, self.rows.len());
-        let most = assisted.rows.iter().map(|row| row.proposes).max().unwrap_or(0);
-        self.feeder.running.cache.keep_history(most + 1);
-        self.assisted = Some(assisted);
-        Ok(())
     }
 
-    /// Feeds what was accepted and not delivered to a cache that holds what was delivered, but for the last token.
-    pub(super) fn catch_up(&mut self) -> Result<()> {
-        let Some(assisted) = &self.assisted else { return Ok(()) };
-        let new: Vec<Vec<TokenId>> = self
-            .rows
+    /// Feeds the accepted tokens that were not delivered to a cache that holds the delivered ones but the last.
+    pub(super) fn catch_up(&mut self, runner: &mut Runner<'_>, rows: &Rows) -> Result<()> {
+        let new: Vec<Vec<TokenId>> = rows
+            .list
             .iter()
-            .zip(&assisted.rows)
+            .zip(&self.drafts.rows)
             .map(|(row, ahead)| {
                 let tokens =
                     row.ids.last().copied().into_iter().chain(ahead.accepted.iter().map(|next| next.token));
@@ -273,58 +278,60 @@ impl Generation<'_> {
         if new.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        let Running { cache, left_pad, .. } = &mut self.feeder.running;
-        let batch = uneven(&new, &cache.seq_lens(new.len()), left_pad, &self.device);
+        let Running { cache, left_pad, .. } = &mut runner.feeder.running;
+        let batch = uneven(&new, &cache.seq_lens(new.len()), left_pad, &runner.device);
         cache.keep_history(batch.len() + 1);
-        self.next = Next::Nothing;
-        self.feeder.check(&batch).map(drop)
+        runner.next = Next::Nothing;
+        runner.feeder.check(&batch).map(drop)
     }
 
-    pub(super) async fn choose_assisted(&mut self) -> Result<Choice> {
-        // The prompt comes first.
-        if self.delivered == 0 {
-            return self.choose_on_host().await;
-        }
-        let Some(mut assisted) = self.assisted.take() else {
-            return Err(Error::Execution("nothing proposes tokens".into()));
-        };
-        let result = if assisted.waiting(&self.rows).contains(&true) {
-            let round = Round {
-                options: &self.options,
-                rows: &self.rows,
-                generated: self.delivered,
-                limit: self.limit,
-                stopping: Stopping { options: &self.options, out_of_time: false },
-                device: &self.device,
-            };
-            let (feeder, search) = (&mut self.feeder, &mut self.search);
-            assisted.round(&round, feeder, search, self.masks.as_mut(), &mut self.stats).await
-        } else {
-            Ok(true)
-        };
-        let result = result.and_then(|made| self.feeder.refusals.none_since().map(|()| made));
-        if let Ok(false) = result {
-            self.assisted = Some(assisted);
-            if matches!(self.next, Next::Nothing) {
-                self.next = self.last_tokens();
-            }
-            return self.choose_on_host().await;
-        }
-        let any = self.options.settings.padding(self.feeder.running.model.vocab());
-        let choice = result.map(|_| assisted.next(&self.rows, any));
-        self.assisted = Some(assisted);
-        // The last tokens are not those that a step chose.
-        self.next = Next::Nothing;
-        choice
+    /// Makes the cache forget the accepted tokens that were not delivered, and more if it cannot be truncated there.
+    pub(super) fn forget_accepted(runner: &mut Runner<'_>, rows: &Rows) {
+        let cache = &mut runner.feeder.running.cache;
+        let ends = cache.rewind_points(&rows.ends());
+        // If the cache cannot be truncated, its `seq_len` tells.
+        _ = cache.truncate_rows(&ends);
     }
+}
 
-    /// The last token of each row, to be fed.
-    fn last_tokens(&self) -> Next {
-        let tokens: Vec<i32> =
-            self.rows.iter().map(|row| row.ids.last().map_or(0, |&id| id as i32)).collect();
-        let tokens = TensorData::new(tokens, [self.rows.len(), 1]);
-        Next::Tokens(Tensor::from_data(tokens, &self.device), None)
+/// Checks that drafts, which the setting `name` asks for, go with the other settings and the cache.
+///
+/// # Errors
+/// [`Error::Setting`](kiln_core::Error::Setting) for the first that they do not go with.
+fn check(name: &'static str, runner: &Runner<'_>, rows: &Rows, options: &Options) -> Result<()> {
+    let Options { settings, grammar, .. } = options;
+    if rows.width > 1 {
+        let which = if settings.beams.is_some() { "num_beams" } else { "num_return_sequences" };
+        let why = format!("goes with one sequence of each prompt; set {which} to 1");
+        return Err(setting(name, why));
     }
+    if let Some(other) = settings.on_host().first() {
+        let why = format!("does not go with `{other}` yet; leave one of the two out");
+        return Err(setting(name, why));
+    }
+    if grammar.as_ref().is_some_and(|grammar| !grammar.can_rewind()) {
+        let why = "does not go with a grammar that has `stop=` or `max_tokens=`; leave one of the two out";
+        return Err(setting(name, why));
+    }
+    if let Some(layer) = runner.cache().cannot_rewind() {
+        let why = format!(
+            "proposals that are wrong must be forgotten, which the {layer} cache cannot do; use another"
+        );
+        return Err(setting(name, why));
+    }
+    Ok(())
+}
+
+/// Whether tokens that a grammar forces are fed in one pass, though there is no drafter.
+pub(super) fn fast_forwards(runner: &Runner<'_>, rows: &Rows, options: &Options) -> bool {
+    let Options { settings, grammar, fast_forward, .. } = options;
+    let cache = runner.cache();
+    let changes_nothing = cache.cannot_rewind().is_none() && !cache.is_by_pass();
+    *fast_forward
+        && grammar.as_ref().is_some_and(Matcher::can_rewind)
+        && changes_nothing
+        && rows.width == 1
+        && !settings.needs_host()
 }
 
 #[cfg(test)]

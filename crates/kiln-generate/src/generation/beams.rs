@@ -12,7 +12,8 @@ mod log_probs;
 mod settings;
 mod words;
 
-use kiln_core::{Result, model::TokenId};
+use kiln_core::{Result, layer::Reorders, model::TokenId};
+use kiln_kernels::{BeamShape, MOST_BEAMS};
 
 pub use self::settings::{BeamSettings, EarlyStopping, ForceWord};
 use self::{
@@ -22,11 +23,18 @@ use self::{
     words::Words,
 };
 use super::{
-    rows::{Row, Stopping},
-    search::{Choice, Scored},
+    Options,
+    choice::Choice,
+    rows::{Row, Rows, Stopping},
+    runner::{Reading, Runner},
+    scores::{Found, Scored},
+    step::{StepState, allowed},
 };
 use crate::{
+    chooser::Chooser,
     completion::Completion,
+    device_beams::DeviceBeams,
+    grammar::Masks,
     sampler::{Sampler, no_distribution},
     stopping::StopReason,
 };
@@ -42,6 +50,8 @@ pub(super) struct Beams {
     open: Vec<Open>,
     /// `None`: the best candidates are taken, not drawn.
     sampler: Option<Sampler>,
+    /// The tokens that a grammar allows.
+    masks: Option<Masks>,
 }
 
 /// A beam: a sequence that goes on.
@@ -57,7 +67,12 @@ struct Open {
 const NEVER: f32 = -1e9;
 
 impl Beams {
-    pub(super) fn new(settings: BeamSettings, prompts: usize, sampler: Option<Sampler>) -> Self {
+    pub(super) fn new(
+        settings: BeamSettings,
+        prompts: usize,
+        sampler: Option<Sampler>,
+        masks: Option<Masks>,
+    ) -> Self {
         let of_group = settings.num_beams / settings.num_beam_groups;
         // All beams of a prompt are the same at first, so that one of each group counts.
         let open = |row: usize| Open {
@@ -70,11 +85,72 @@ impl Beams {
             open: (0..prompts * settings.num_beams).map(open).collect(),
             settings,
             sampler,
+            masks,
+        }
+    }
+
+    /// The search on the device, after the steps that `rows` have taken; `None`: the host searches.
+    pub(super) fn chooser(&self, runner: &Runner<'_>, rows: &Rows, options: &Options) -> Option<Chooser> {
+        let (kernels, most) = options.likeliest_wanted()?;
+        let Options { settings, stopping_criteria, .. } = options;
+        let BeamSettings { num_beams, num_beam_groups, diversity_penalty, .. } = self.settings;
+        let (cache, vocab) = (runner.cache(), runner.vocab());
+        // The host has to see a text before it knows whether a criterion ends it. Tokens are read as float32.
+        let on_host = !stopping_criteria.is_empty()
+            || vocab > 1 << 24
+            || num_beams > MOST_BEAMS
+            || most > vocab
+            || cache.is_offloaded()
+            || cache.reorders() == Reorders::No;
+        if on_host {
+            return None;
+        }
+        let shape = BeamShape {
+            beams: num_beams,
+            groups: num_beam_groups,
+            candidates: self.settings.candidates(settings.eos_token_id.len()),
+            diversity_penalty,
+            padding: settings.padding(vocab),
+        };
+        let ends = settings.eos_token_id.iter().map(|&id| i32::try_from(id).unwrap_or(-1));
+        let fed = rows.delivered.saturating_sub(1);
+        let mut on_device = DeviceBeams::new(&kernels, shape, most, self.sums(), ends, fed);
+        on_device.set_done(self.done());
+        Some(Chooser::Beams(Box::new(on_device)))
+    }
+
+    /// Makes a step. If the device chose the beams, the host repeats the choice, and sees which have ended.
+    pub(super) async fn choose(&mut self, state: &mut StepState<'_, '_>) -> Result<Choice> {
+        match state.start().await? {
+            Reading::Chosen(reading) => {
+                let found = Found { numbers: state.chosen(reading).await?.iter().collect() };
+                let vocab = state.runner.vocab();
+                let step = Scored {
+                    found: Some(&found),
+                    ..Scored::from_logits(&[], vocab, &[], state.rows, state.options)
+                };
+                let choice = self.choose_scored(&step, state.stopping())?;
+                if let Some(Chooser::Beams(on_device)) = &mut state.runner.feeder.chooser {
+                    on_device.set_done(self.done());
+                }
+                Ok(choice)
+            }
+            Reading::Scores(scores) => {
+                let numbers = state.numbers(*scores).await?;
+                let masks = allowed(&mut self.masks)?;
+                let step = Scored::new(&numbers, &masks, state.rows, state.options);
+                let choice = self.choose_scored(&step, state.stopping())?;
+                if let Some(masks) = &mut self.masks {
+                    masks.advance(step.accepted(&choice))?;
+                }
+                state.runner.feed_next(&choice.tokens, choice.parents.as_deref());
+                Ok(choice)
+            }
         }
     }
 
     /// Chooses the next token of each beam, and which beam it continues.
-    pub(super) fn choose(&mut self, step: &Scored<'_>, stopping: Stopping<'_>) -> Result<Choice> {
+    fn choose_scored(&mut self, step: &Scored<'_>, stopping: Stopping<'_>) -> Result<Choice> {
         let beams = self.settings.num_beams;
         let any = step.options.settings.padding(step.vocab);
         let mut choice = Choice::default();
@@ -115,7 +191,7 @@ impl Beams {
         stopping: Stopping<'_>,
         choice: &mut Choice,
     ) -> Result<Vec<Option<Candidate>>> {
-        let Self { settings, words, prompts, open, sampler } = self;
+        let Self { settings, words, prompts, open, sampler, .. } = self;
         let of_group = settings.num_beams / settings.num_beam_groups;
         let any = step.options.settings.padding(step.vocab);
         let at = At { settings, of_group, step, words: words.as_ref(), stopping };
@@ -167,12 +243,12 @@ impl Beams {
     }
 
     /// Which groups are done, of all prompts.
-    pub(super) fn done(&self) -> impl Iterator<Item = bool> {
+    fn done(&self) -> impl Iterator<Item = bool> {
         self.prompts.iter().flatten().map(|group| group.done)
     }
 
     /// The sum of each row.
-    pub(super) fn sums(&self) -> Vec<f32> {
+    fn sums(&self) -> Vec<f32> {
         self.open.iter().map(|open| open.sum).collect()
     }
 
@@ -205,14 +281,14 @@ impl Beams {
     }
 
     /// The sequences of each prompt, the best first: those that have ended, then those that go on.
-    pub(super) fn completions(&self, rows: &[Row], generated: usize) -> Vec<Vec<Completion>> {
+    pub(super) fn completions(&self, rows: &Rows) -> Vec<Vec<Completion>> {
         let of_prompt = |prompt: usize| {
             let mut all: Vec<Completion> = self.ended(prompt).into_iter().cloned().collect();
             if !self.is_done(prompt) {
                 let beams = prompt * self.settings.num_beams..(prompt + 1) * self.settings.num_beams;
                 let mut open: Vec<Completion> = beams
                     .filter(|&row| self.open[row].sum > NEVER / 2.0)
-                    .map(|row| self.open[row].completion(&rows[row], generated, &self.settings))
+                    .map(|row| self.open[row].completion(&rows.list[row], rows.delivered, &self.settings))
                     .collect();
                 open.sort_by(|a, b| b.score.unwrap_or_default().total_cmp(&a.score.unwrap_or_default()));
                 all.extend(open);

@@ -13,9 +13,13 @@ use kiln_core::{Error, Result, model::TokenId, read_back};
 use self::context::Context;
 pub use self::settings::ContrastiveSettings;
 use super::{
-    Generation, Next, Options,
-    rows::Row,
-    search::{Choice, Scored},
+    Options,
+    choice::Choice,
+    next::Next,
+    rows::{Row, Rows},
+    runner::Runner,
+    scores::Scored,
+    step::{StepState, allowed},
 };
 use crate::{
     decode::Output,
@@ -31,8 +35,10 @@ pub(super) struct Contrastive {
     contexts: Vec<Context>,
     /// What was fed last; `None`: that is still to be fed.
     fed: Option<Fed>,
-    /// What a grammar allows in each row, for the step under way; empty where there is none.
-    masks: Vec<Mask>,
+    /// The tokens that a grammar allows.
+    masks: Option<Masks>,
+    /// The tokens that a grammar allows in each row, for the step under way; empty without a grammar.
+    allowed: Vec<Mask>,
 }
 
 /// The last token of each row, once it was fed.
@@ -52,8 +58,8 @@ struct Candidate {
 }
 
 impl Contrastive {
-    pub(super) fn new(settings: ContrastiveSettings) -> Self {
-        Self { settings, contexts: Vec::new(), fed: None, masks: Vec::new() }
+    pub(super) fn new(settings: ContrastiveSettings, masks: Option<Masks>) -> Self {
+        Self { settings, contexts: Vec::new(), fed: None, masks, allowed: Vec::new() }
     }
 
     /// Forgets what was fed: the cache is empty.
@@ -61,9 +67,74 @@ impl Contrastive {
         self.fed = None;
     }
 
-    /// The rows of the cache that hold the rows of the batch with their last token; `None` where they may be any of the candidates.
-    pub(super) fn chosen(&mut self) -> Option<Vec<usize>> {
-        self.fed.take().map(|fed| fed.rows)
+    /// Makes a step.
+    pub(super) async fn choose(&mut self, state: &mut StepState<'_, '_>) -> Result<Choice> {
+        let fed = match self.fed.take() {
+            Some(fed) => fed,
+            None => self.feed_last(state.runner, state.rows).await?,
+        };
+        let logits = state.runner.model().head(fed.hidden);
+        let vocab = logits.dims()[2];
+        let logits = state.runner.read_floats(read_back::start(logits)).await?;
+        state.record_scores()?;
+        // A step that is made again has them already.
+        if self.allowed.is_empty() {
+            self.allowed = allowed(&mut self.masks)?;
+        }
+        let width = self.settings.top_k.min(vocab);
+        let step = Scored::from_logits(&logits, vocab, &self.allowed, state.rows, state.options);
+        let (mut choice, candidates) = proposed(&step, width)?;
+        let hidden = feed_candidates(state.runner, &candidates, &fed.rows, width)?;
+        let states = state.runner.read_floats(read_back::start(hidden.clone().cast(DType::F32))).await?;
+        state.runner.none_refused()?;
+        let mut states = context::normalized(&states, hidden.dims()[2]);
+        let best: Vec<usize> = (candidates.iter().zip(states.chunks(width)).enumerate())
+            .map(|(row, (candidates, states))| self.best(row, candidates, states))
+            .collect();
+        choice.tokens = candidates.iter().zip(&best).map(|(of_row, &best)| of_row[best].token).collect();
+        let accepted = (!self.allowed.is_empty()).then(|| step.accepted(&choice));
+        self.allowed.clear();
+        if let Some((masks, accepted)) = self.masks.as_mut().zip(accepted) {
+            masks.advance(accepted)?;
+        }
+        let rows: Vec<usize> = best.iter().enumerate().map(|(row, best)| row * width + best).collect();
+        for (context, &row) in self.contexts.iter_mut().zip(&rows) {
+            context.push(std::mem::take(&mut states[row]));
+        }
+        self.fed = Some(Fed { hidden: selected(hidden, &rows), rows });
+        Ok(choice)
+    }
+
+    /// Feeds the prompt, or the last tokens again.
+    async fn feed_last(&mut self, runner: &mut Runner<'_>, rows: &Rows) -> Result<Fed> {
+        let is_prompt = matches!(runner.next, Next::Prompt(_));
+        let Output::Logits(hidden) = runner.feed(rows.width).await? else { return Err(on_device()) };
+        if is_prompt {
+            let states = runner.read_floats(read_back::start(hidden.clone().cast(DType::F32))).await?;
+            let [_, tokens, width] = hidden.dims();
+            let of_row = |(row, states): (&Row, &[f32])| {
+                let own = (row.prompt_end - row.left_pad).min(tokens);
+                Context::new(&states[(tokens - own) * width..], width)
+            };
+            self.contexts = rows.list.iter().zip(states.chunks(tokens * width)).map(of_row).collect();
+        }
+        Ok(Fed { hidden: last(hidden), rows: (0..rows.len()).collect() })
+    }
+
+    /// Makes the cache hold each row once, without its last token. If that cannot be, the cache holds that token, or
+    /// nothing.
+    pub(super) fn keep_chosen(&mut self, runner: &mut Runner<'_>, rows: &Rows) {
+        let chosen = self.fed.take().map(|fed| fed.rows);
+        let is_known = chosen.is_some() || runner.feeder.running.left_pad.len() == rows.len();
+        let kept = match chosen {
+            Some(chosen) => runner.feeder.reorder(&chosen),
+            // Any of the candidates may be the first.
+            None => runner.feeder.narrow(rows.len()),
+        };
+        let kept = kept.is_ok() && (runner.forget_undelivered(rows).is_ok() || is_known);
+        if !kept {
+            runner.feeder.running.cache.reset();
+        }
     }
 
     /// The number of the best candidate of a row, of equals the first. `states` are their hidden states.
@@ -78,122 +149,26 @@ impl Contrastive {
     }
 }
 
-impl Generation<'_> {
-    pub(super) async fn choose_contrastive(&mut self) -> Result<Choice> {
-        let Some(mut search) = self.contrastive.take() else {
-            return Err(Error::Execution("there is no contrastive search".into()));
-        };
-        let choice = self.contrast(&mut search).await;
-        self.contrastive = Some(search);
-        choice
-    }
-
-    async fn contrast(&mut self, search: &mut Contrastive) -> Result<Choice> {
-        let fed = match search.fed.take() {
-            Some(fed) => fed,
-            None => self.feed_last(search).await?,
-        };
-        let logits = self.feeder.running.model.head(fed.hidden);
-        let vocab = logits.dims()[2];
-        let logits = self.read(read_back::start(logits)).await?;
-        self.feeder.refusals.none_since()?;
-        self.clock.scored(&mut self.stats);
-        // A step that is made again has them already.
-        if search.masks.is_empty() {
-            let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
-            search.masks = masks.into_iter().flatten().map(|next| next.mask).collect();
-        }
-        let width = search.settings.top_k.min(vocab);
-        let step = self.scored(&logits, &search.masks, vocab);
-        let (mut choice, candidates) = proposed(&step, width)?;
-        let hidden = self.feed_candidates(&candidates, &fed.rows, width)?;
-        let states = self.read(read_back::start(hidden.clone().cast(DType::F32))).await?;
-        self.feeder.refusals.none_since()?;
-        let mut states = context::normalized(&states, hidden.dims()[2]);
-        let best: Vec<usize> = (candidates.iter().zip(states.chunks(width)).enumerate())
-            .map(|(row, (candidates, states))| search.best(row, candidates, states))
-            .collect();
-        choice.tokens = candidates.iter().zip(&best).map(|(of_row, &best)| of_row[best].token).collect();
-        let accepted =
-            (!search.masks.is_empty()).then(|| self.scored(&logits, &search.masks, vocab).accepted(&choice));
-        search.masks.clear();
-        if let Some((masks, accepted)) = self.masks.as_mut().zip(accepted) {
-            masks.advance(accepted)?;
-        }
-        let rows: Vec<usize> = best.iter().enumerate().map(|(row, best)| row * width + best).collect();
-        for (context, &row) in search.contexts.iter_mut().zip(&rows) {
-            context.push(std::mem::take(&mut states[row]));
-        }
-        search.fed = Some(Fed { hidden: selected(hidden, &rows), rows });
-        Ok(choice)
-    }
-
-    /// Feeds the prompt, or the last tokens again.
-    async fn feed_last(&mut self, search: &mut Contrastive) -> Result<Fed> {
-        let is_prompt = matches!(self.next, Next::Prompt(_));
-        let Output::Logits(hidden) = self.feed().await? else { return Err(on_device()) };
-        if is_prompt {
-            let states = self.read(read_back::start(hidden.clone().cast(DType::F32))).await?;
-            let [_, tokens, width] = hidden.dims();
-            let of_row = |(row, states): (&Row, &[f32])| {
-                let own = (row.prompt_end - row.left_pad).min(tokens);
-                Context::new(&states[(tokens - own) * width..], width)
-            };
-            search.contexts = self.rows.iter().zip(states.chunks(tokens * width)).map(of_row).collect();
-        }
-        Ok(Fed { hidden: last(hidden), rows: (0..self.rows.len()).collect() })
-    }
-
-    /// Feeds the candidates of each row, `width` of each, behind the rows of the cache that hold the rows: their hidden states `[rows · width, 1,
-    /// hidden]`.
-    fn feed_candidates(
-        &mut self,
-        candidates: &[Vec<Candidate>],
-        rows: &[usize],
-        width: usize,
-    ) -> Result<Tensor<3>> {
-        let parents: Vec<usize> = rows.iter().flat_map(|&row| std::iter::repeat_n(row, width)).collect();
-        self.feeder.reorder(&parents)?;
-        // A row that has fewer is filled up with its first, which no other equals.
-        let of_row = |of_row: &Vec<Candidate>| {
-            let token = |i: usize| of_row.get(i).or(of_row.first()).map_or(0, |candidate| candidate.token);
-            (0..width).map(token).collect::<Vec<_>>()
-        };
-        let tokens: Vec<i32> = candidates.iter().flat_map(of_row).map(|id| id as i32).collect();
-        let tokens = Tensor::from_data(TensorData::new(tokens, [parents.len(), 1]), &self.device);
-        match self.feeder.step(Some(tokens))? {
-            Output::Logits(hidden) => Ok(last(hidden)),
-            Output::Chosen(_) => Err(on_device()),
-        }
-    }
-
-    fn scored<'b>(&'b self, logits: &'b [f32], masks: &'b [Mask], vocab: usize) -> Scored<'b> {
-        Scored {
-            masks,
-            options: &self.options,
-            rows: &self.rows,
-            generated: self.delivered,
-            limit: self.limit,
-            logits,
-            begin: None,
-            top: None,
-            found: None,
-            vocab,
-        }
-    }
-
-    /// Has the cache hold each row once, without its last token. Where that cannot be, it holds that token, or nothing.
-    pub(super) fn keep_chosen(&mut self) {
-        let chosen = self.contrastive.as_mut().and_then(Contrastive::chosen);
-        let is_known = chosen.is_some() || self.feeder.running.left_pad.len() == self.rows.len();
-        let kept = match chosen {
-            Some(rows) => self.feeder.reorder(&rows),
-            None => self.feeder.narrow(self.rows.len()),
-        };
-        let kept = kept.is_ok() && (self.forget_ahead().is_ok() || is_known);
-        if !kept {
-            self.feeder.running.cache.reset();
-        }
+/// Feeds `width` candidates of each row after the rows of the cache that hold the rows. Returns their hidden states
+/// `[rows · width, 1, hidden]`.
+fn feed_candidates(
+    runner: &mut Runner<'_>,
+    candidates: &[Vec<Candidate>],
+    rows: &[usize],
+    width: usize,
+) -> Result<Tensor<3>> {
+    let parents: Vec<usize> = rows.iter().flat_map(|&row| std::iter::repeat_n(row, width)).collect();
+    runner.feeder.reorder(&parents)?;
+    // A row that has fewer is filled up with its first, which no other equals.
+    let of_row = |of_row: &Vec<Candidate>| {
+        let token = |i: usize| of_row.get(i).or(of_row.first()).map_or(0, |candidate| candidate.token);
+        (0..width).map(token).collect::<Vec<_>>()
+    };
+    let tokens: Vec<i32> = candidates.iter().flat_map(of_row).map(|id| id as i32).collect();
+    let tokens = Tensor::from_data(TensorData::new(tokens, [parents.len(), 1]), &runner.device);
+    match runner.feeder.step(Some(tokens))? {
+        Output::Logits(hidden) => Ok(last(hidden)),
+        Output::Chosen(_) => Err(on_device()),
     }
 }
 
@@ -202,7 +177,7 @@ fn proposed(step: &Scored<'_>, width: usize) -> Result<(Choice, Vec<Vec<Candidat
     let Options { settings, keep_logits, .. } = step.options;
     let mut choice = Choice::default();
     let mut candidates = Vec::with_capacity(step.rows.len());
-    for (i, row) in step.rows.iter().enumerate().take(step.logits.len() / step.vocab) {
+    for (i, row) in step.rows.list.iter().enumerate().take(step.logits.len() / step.vocab) {
         if row.finished() {
             candidates.push(vec![Candidate { token: settings.padding(step.vocab), probability: 0.0 }]);
             choice.logits.push(Vec::new());

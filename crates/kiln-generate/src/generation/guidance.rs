@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
     model::{CausalModel, TokenId},
@@ -13,10 +13,9 @@ use kiln_core::{
 };
 
 use super::{
-    Next, Options,
-    refused::{fed, feed_again},
-    repeated,
-    rows::{Row, check_vocabulary},
+    Options,
+    next::{Next, feed_tokens},
+    rows::{Row, Rows, check_vocabulary},
 };
 use crate::{decode::Output, prefill::Feeder, processors::log_softmax, settings::setting};
 
@@ -25,22 +24,23 @@ pub(super) struct Guidance {
     scale: f32,
     feeder: Feeder<'static>,
     /// The negative prompt of each prompt.
-    prompts: Vec<Row>,
+    prompts: Rows,
     /// What fills columns without a token.
     any: TokenId,
     device: Device,
 }
 
 impl Guidance {
-    /// The guidance that `options` ask for; `None` where they ask for none. The negative branch of `prompts` gets a cache like
+    /// The guidance that `options` ask for; `None` where they ask for none. The negative branch of `rows` gets a cache like
     /// `cache`, which is empty.
     ///
     /// # Errors
-    /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible.
+    /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible, [`Error::Full`] if the cache
+    /// cannot hold the rows.
     pub(super) fn new(
         model: &Arc<dyn CausalModel>,
         cache: &ModelCache,
-        prompts: &[Row],
+        rows: &Rows,
         options: &Options,
         device: &Device,
     ) -> Result<Option<Self>> {
@@ -54,11 +54,11 @@ impl Guidance {
                 )),
             };
         };
-        if ![0, 1, prompts.len()].contains(&negative.len()) {
+        let prompts = rows.prompts().len();
+        if ![0, 1, prompts].contains(&negative.len()) {
             let why = format!(
-                "there are {} for {} prompts; give one for all, or one for each",
+                "there are {} for {prompts} prompts; give one for all, or one for each",
                 negative.len(),
-                prompts.len()
             );
             return Err(setting("negative_prompt", why));
         }
@@ -71,7 +71,7 @@ impl Guidance {
             // Where none is given, the last token of the prompt.
             None => row.ids.last().copied().into_iter().collect(),
         };
-        let ids: Vec<Vec<TokenId>> = prompts.iter().map(ids).collect();
+        let ids: Vec<Vec<TokenId>> = rows.prompts().map(ids).collect();
         let mut cache = cache.snapshot();
         cache.reset();
         let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
@@ -83,20 +83,22 @@ impl Guidance {
             };
             Row { index, prompt: ids.len(), left_pad, prompt_end, ids, stopped: None }
         };
-        let prompts: Vec<Row> = ids.into_iter().enumerate().map(row).collect();
-        let left_pad = prompts.iter().map(|row| row.left_pad).collect();
+        let prompts = Rows::from_list(ids.into_iter().enumerate().map(row).collect(), 1);
+        let left_pad = prompts.list.iter().map(|row| row.left_pad).collect();
         let mut feeder = Feeder::new(model.clone(), cache, left_pad, options.compile, device);
         feeder.oom_policy = options.oom_policy.clone();
         let any = options.settings.padding(model.vocab());
-        Ok(Some(Self { scale, feeder, prompts, any, device: device.clone() }))
+        let mut guidance = Self { scale, feeder, prompts, any, device: device.clone() };
+        rows.limit.map_or(Ok(()), |limit| guidance.reserve(limit))?;
+        Ok(Some(guidance))
     }
 
     /// Prepares for `limit` tokens behind the negative prompts.
     ///
     /// # Errors
     /// [`Error::Full`] where the cache cannot hold them.
-    pub(super) fn reserve(&mut self, limit: usize) -> Result<()> {
-        let reaches = self.longest() + limit - 1;
+    fn reserve(&mut self, limit: usize) -> Result<()> {
+        let reaches = self.prompts.prompt_end() + limit - 1;
         match self.feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
             Some(capacity) => Err(Error::Full { capacity, needed: reaches }),
             None => {
@@ -106,10 +108,6 @@ impl Guidance {
         }
     }
 
-    fn longest(&self) -> usize {
-        self.prompts.iter().map(|row| row.prompt_end).max().unwrap_or(0)
-    }
-
     /// Feeds the negative branch what is fed to the rows next; its logits `[rows, 1, vocab]`.
     pub(super) async fn feed(
         &mut self,
@@ -117,23 +115,21 @@ impl Guidance {
         width: usize,
         chunk: Option<usize>,
     ) -> Result<Tensor<3>> {
-        match next {
+        let output = match next {
             Next::Prompt(_) => {
-                let batch = fed(&self.prompts, 0..self.longest(), self.any, &self.device);
-                let logits = self.feeder.prefill(&batch, chunk).await?;
-                self.feeder.widen(width)?;
-                Ok(repeated(logits, width))
+                let batch = self.prompts.prompt_batch(self.any, &self.device);
+                Next::Prompt(batch).feed(&mut self.feeder, width, chunk).await?
             }
             Next::Tokens(tokens, parents) => {
-                parents.as_ref().map_or(Ok(()), |parents| self.feeder.reorder(parents))?;
-                match self.feeder.step(Some(tokens.clone()))? {
-                    Output::Logits(logits) => Ok(logits),
-                    Output::Chosen(_) => Err(Error::Execution("the negative branch chose a token".into())),
-                }
+                feed_tokens(&mut self.feeder, tokens.clone(), parents.as_deref())?
             }
             Next::OnDevice | Next::Nothing => {
-                Err(Error::Execution("the negative branch has nothing to be fed".into()))
+                return Err(Error::Execution("the negative branch has nothing to be fed".into()));
             }
+        };
+        match output {
+            Output::Logits(logits) => Ok(logits),
+            Output::Chosen(_) => Err(Error::Execution("the negative branch chose a token".into())),
         }
     }
 
@@ -155,25 +151,22 @@ impl Guidance {
 
     /// Forgets what was fed; see [`Feeder::start_over`].
     pub(super) fn start_over(&mut self) {
-        self.feeder.running.left_pad = self.prompts.iter().map(|row| row.left_pad).collect();
+        self.feeder.running.left_pad = self.prompts.list.iter().map(|row| row.left_pad).collect();
         self.feeder.start_over();
     }
 
-    /// Feeds all but the last of the `generated` tokens of `rows` once more, `width` rows of each prompt.
-    pub(super) async fn feed_again(
-        &mut self,
-        rows: &[Row],
-        width: usize,
-        generated: usize,
-        chunk: Option<usize>,
-    ) -> Result<Tensor<2, Int>> {
+    /// Feeds the negative branch all but the last of the tokens that `rows` generated.
+    pub(super) async fn feed_again(&mut self, rows: &Rows, chunk: Option<usize>) -> Result<()> {
         let continued = |row: &Row| {
-            let mut negative = self.prompts[row.index].clone();
+            let mut negative = self.prompts.list[row.index].clone();
             negative.ids.extend(&row.ids[row.prompt..]);
             negative
         };
-        let rows: Vec<Row> = rows.iter().map(continued).collect();
-        feed_again(&mut self.feeder, &rows, width, generated, chunk, self.any, &self.device).await
+        let negative = Rows {
+            delivered: rows.delivered,
+            ..Rows::from_list(rows.list.iter().map(continued).collect(), rows.width)
+        };
+        negative.feed_again(&mut self.feeder, chunk, self.any, &self.device).await.map(drop)
     }
 }
 

@@ -1,40 +1,120 @@
-//! Choosing the tokens of a step on the host, from the logits of all rows.
+//! How the next tokens are chosen.
 
-use kiln_core::{Result, model::TokenId};
+use kiln_core::Result;
 
 use super::{
-    Options,
+    DraftModel, Options,
+    assisted::{self, Assisted, Drafter},
     beams::Beams,
-    rows::{Row, Stopping},
+    choice::Choice,
+    contrastive::Contrastive,
+    each_row::EachRow,
+    rows::{Row, Rows, Stopping},
+    runner::Runner,
+    step::StepState,
 };
 use crate::{
-    completion::Completion,
-    grammar::{Advance, Mask},
-    processors::RowState,
-    sampler::{self, Sampler, greedy},
+    chooser::Chooser, completion::Completion, grammar::Masks, processors::RowState, sampler::Sampler,
     stopping::StopReason,
 };
 
-/// How tokens are chosen.
+/// How the next tokens are chosen.
 #[derive(Debug)]
 pub(super) enum Search {
     EachRow(EachRow),
     Beams(Box<Beams>),
+    Assisted(Assisted),
+    Contrastive(Contrastive),
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Self::EachRow(EachRow::default())
+    }
 }
 
 impl Search {
-    pub(super) fn choose(&mut self, step: &Scored<'_>, stopping: Stopping<'_>) -> Result<Choice> {
+    /// The search that the settings ask for. `sampler`: `None` if the likeliest tokens are taken.
+    ///
+    /// # Errors
+    /// [`Error::Setting`](kiln_core::Error::Setting) for a grammar whose masks cannot be computed, and for
+    /// drafts that do not go with other settings or the cache.
+    pub(super) fn new(
+        runner: &mut Runner<'_>,
+        rows: &Rows,
+        options: &Options,
+        sampler: Option<Sampler>,
+    ) -> Result<Self> {
+        let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
+        let masks = masks.transpose()?;
+        let drafter = Drafter::from_settings(runner, rows, options)?;
+        if let Some(settings) = options.settings.contrastive {
+            return Ok(Self::Contrastive(Contrastive::new(settings, masks)));
+        }
+        if let Some(settings) = &options.settings.beams {
+            let beams = Beams::new(settings.clone(), rows.prompts().len(), sampler, masks);
+            return Ok(Self::Beams(Box::new(beams)));
+        }
+        let each = EachRow { sampler, masks };
+        Ok(if drafter.is_some() || assisted::fast_forwards(runner, rows, options) {
+            Self::Assisted(Assisted::new(each, drafter, runner, rows, options))
+        } else {
+            Self::EachRow(each)
+        })
+    }
+
+    /// Makes `draft` draft tokens. `seed`: `None` without sampling.
+    ///
+    /// # Errors
+    /// See [`Generation::with_draft`](super::Generation::with_draft).
+    pub(super) fn with_draft(
+        &mut self,
+        draft: DraftModel,
+        seed: Option<u64>,
+        runner: &mut Runner<'_>,
+        rows: &Rows,
+        options: &Options,
+    ) -> Result<()> {
+        let drafter = Drafter::from_model(draft, seed, runner, rows, options)?;
+        // Scores are compared with the drafts on the host.
+        runner.feeder.chooser = None;
+        let each = match std::mem::take(self) {
+            Self::EachRow(each) => each,
+            Self::Assisted(assisted) => assisted.into_each_row(),
+            // `Drafter::from_model` rejected these.
+            other @ (Self::Beams(_) | Self::Contrastive(_)) => {
+                *self = other;
+                return Ok(());
+            }
+        };
+        *self = Self::Assisted(Assisted::new(each, Some(drafter), runner, rows, options));
+        Ok(())
+    }
+
+    /// The chooser on the device, after the steps that `rows` have taken; `None`: the host chooses.
+    ///
+    /// # Errors
+    /// Errors of [`Sampler::new`].
+    pub(super) fn chooser(
+        &self,
+        runner: &Runner<'_>,
+        rows: &Rows,
+        options: &Options,
+    ) -> Result<Option<Chooser>> {
         match self {
-            Self::EachRow(each) => each.choose(step),
-            Self::Beams(beams) => beams.choose(step, stopping),
+            Self::EachRow(each) => each.chooser(runner, rows, options),
+            Self::Beams(beams) => Ok(beams.chooser(runner, rows, options)),
+            Self::Assisted(_) | Self::Contrastive(_) => Ok(None),
         }
     }
 
-    /// What draws the tokens of rows that are continued by themselves; `None` where the likeliest are taken.
-    pub(super) fn sampler(&mut self) -> Option<&mut Sampler> {
+    /// Makes a step.
+    pub(super) async fn choose(&mut self, state: &mut StepState<'_, '_>) -> Result<Choice> {
         match self {
-            Self::EachRow(each) => each.sampler.as_mut(),
-            Self::Beams(_) => None,
+            Self::EachRow(each) => each.choose(state).await,
+            Self::Beams(beams) => beams.choose(state).await,
+            Self::Assisted(assisted) => assisted.choose(state).await,
+            Self::Contrastive(contrastive) => contrastive.choose(state).await,
         }
     }
 
@@ -46,183 +126,47 @@ impl Search {
         stopping: Stopping<'_>,
     ) -> Option<StopReason> {
         match self {
-            Self::EachRow(_) => stopping.reason(state),
             Self::Beams(beams) => beams.stopped(row),
+            Self::EachRow(_) | Self::Assisted(_) | Self::Contrastive(_) => stopping.reason(state),
         }
     }
 
-    /// The sequences of each prompt, which has `width` rows.
-    pub(super) fn completions(&self, rows: &[Row], generated: usize, width: usize) -> Vec<Vec<Completion>> {
+    /// The sequences of each prompt.
+    pub(super) fn completions(&self, rows: &Rows) -> Vec<Vec<Completion>> {
         match self {
-            Self::EachRow(_) => {
-                rows.chunks(width.max(1)).map(|rows| rows.iter().map(Row::completion).collect()).collect()
+            Self::Beams(beams) => beams.completions(rows),
+            Self::EachRow(_) | Self::Assisted(_) | Self::Contrastive(_) => {
+                let prompts = rows.list.chunks(rows.width.max(1));
+                prompts.map(|rows| rows.iter().map(Row::completion).collect()).collect()
             }
-            Self::Beams(beams) => beams.completions(rows, generated),
-        }
-    }
-}
-
-/// A step whose tokens are to be chosen.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Scored<'a> {
-    /// The tokens that a grammar allows in each row; empty where there is none.
-    pub(super) masks: &'a [Mask],
-    pub(super) options: &'a Options,
-    pub(super) rows: &'a [Row],
-    /// Tokens of each row that were generated.
-    pub(super) generated: usize,
-    /// Tokens that may be generated in all.
-    pub(super) limit: Option<usize>,
-    /// `[rows, vocab]`
-    pub(super) logits: &'a [f32],
-    /// What processors begin with instead of the logits, `[rows, vocab]`.
-    pub(super) begin: Option<&'a [f32]>,
-    /// The likeliest tokens, where they are all that is wanted. There are no logits then.
-    pub(super) top: Option<&'a Top>,
-    /// The best continuations of beams, where the device chose among them. There are no logits then.
-    pub(super) found: Option<&'a Found>,
-    pub(super) vocab: usize,
-}
-
-/// The likeliest tokens of each row, which the device found.
-#[derive(Debug)]
-pub(super) struct Top {
-    /// `[rows, most]`, the likeliest first; -1 where a row is no distribution.
-    pub(super) tokens: Vec<i64>,
-    /// `[rows, most]`
-    pub(super) log_probs: Vec<f32>,
-    pub(super) most: usize,
-}
-
-impl Top {
-    /// The tokens of a row with their log-probabilities; `None` where it is no distribution.
-    pub(super) fn of(&self, row: usize) -> Option<Vec<(TokenId, f32)>> {
-        let own = row * self.most..(row + 1) * self.most;
-        let pairs = self.tokens.get(own.clone())?.iter().zip(self.log_probs.get(own)?);
-        pairs.map(|(&token, &log_prob)| Some((TokenId::try_from(token).ok()?, log_prob))).collect()
-    }
-}
-
-/// The best continuations of each group of beams, which the device found.
-#[derive(Debug)]
-pub(super) struct Found {
-    /// See [`candidates`](kiln_kernels::Beams::candidates).
-    pub(super) numbers: Vec<f32>,
-}
-
-/// A beam, continued by a token: numbers of [`Found`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Continuation {
-    /// Among the rows of the prompt.
-    pub(super) row: usize,
-    pub(super) token: TokenId,
-    pub(super) log_prob: f32,
-    pub(super) sum: f32,
-}
-
-impl Found {
-    /// Those of a group, counted over all prompts, which are `most`; `None` where a row of it is no distribution.
-    pub(super) fn of(&self, group: usize, most: usize) -> Option<Vec<Continuation>> {
-        let own = self.numbers.get(group * 4 * most..(group + 1) * 4 * most)?;
-        let one = |numbers: &[f32; 4]| {
-            let &[row, token, log_prob, sum] = numbers;
-            (token >= 0.0).then_some(Continuation {
-                row: row as usize,
-                token: token as TokenId,
-                log_prob,
-                sum,
-            })
-        };
-        own.as_chunks().0.iter().map(one).collect()
-    }
-}
-
-impl Scored<'_> {
-    pub(super) fn logits_of(&self, row: usize) -> &[f32] {
-        self.of(row, self.logits)
-    }
-
-    /// What processors begin with.
-    pub(super) fn begin_of(&self, row: usize) -> &[f32] {
-        self.of(row, self.begin.unwrap_or(self.logits))
-    }
-
-    fn of<'b>(&self, row: usize, all: &'b [f32]) -> &'b [f32] {
-        all.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
-    }
-
-    /// Removes the tokens that the grammar does not allow, and applies the processors.
-    pub(super) fn process(&self, row: usize, scores: &mut [f32]) -> Result<()> {
-        let Some(state) = self.rows.get(row).map(|row| row.state(self.generated, self.limit)) else {
-            return Ok(());
-        };
-        let processors = &self.options.settings.processors;
-        if let Some(mask) = self.masks.get(row) {
-            mask.apply(scores);
-        }
-        let allowed = scores.to_vec();
-        processors.apply(&state, scores)?;
-        match scores.iter().any(|score| *score > f32::NEG_INFINITY || score.is_nan()) {
-            true => Ok(()),
-            false => Err(processors.emptied(&state, &allowed).unwrap_or_else(sampler::no_distribution)),
         }
     }
 
-    /// How the rows go on for the grammar. Where no token was possible, a row stays where it is.
-    pub(super) fn accepted(&self, choice: &Choice) -> Vec<Advance> {
-        let rows = choice.tokens.iter().enumerate().map(|(row, &token)| {
-            let parent = choice.parents.as_ref().map_or(row, |parents| parents[row]);
-            let ends = self.rows[row].finished() || !self.masks[parent].allows(token);
-            Advance { parent, tokens: if ends { Vec::new() } else { vec![token] }, ..Advance::default() }
-        });
-        rows.collect()
-    }
-}
-
-/// What a step chose, with the numbers it was chosen by where they are kept.
-#[derive(Debug, Default)]
-pub(super) struct Choice {
-    /// The next token of each row; rows that have ended have any.
-    pub(super) tokens: Vec<TokenId>,
-    /// The row that each row continues; `None`: each continues itself.
-    pub(super) parents: Option<Vec<usize>>,
-    /// `[row][vocab]`; empty for rows that had ended.
-    pub(super) logits: Vec<Vec<f32>>,
-    pub(super) scores: Vec<Vec<f32>>,
-    /// Why each row ends with its token; `None` where that is still to be asked.
-    pub(super) stopped: Option<Vec<Option<StopReason>>>,
-}
-
-/// Chooses for each row alone: the likeliest token, or one that is drawn. (transformers' `_sample`)
-#[derive(Debug)]
-pub(super) struct EachRow {
-    /// `None`: the likeliest token, or the device draws.
-    pub(super) sampler: Option<Sampler>,
-}
-
-impl EachRow {
-    pub(super) fn choose(&mut self, step: &Scored<'_>) -> Result<Choice> {
-        let Options { settings, keep_logits, .. } = step.options;
-        let mut choice = Choice::default();
-        for (i, row) in step.rows.iter().enumerate().take(step.logits.len() / step.vocab) {
-            if row.finished() {
-                choice.tokens.push(settings.padding(step.vocab));
-                choice.logits.push(Vec::new());
-                choice.scores.push(Vec::new());
-                continue;
-            }
-            let mut scores = step.begin_of(i).to_vec();
-            step.process(i, &mut scores)?;
-            let token = match &mut self.sampler {
-                Some(sampler) => sampler.sample(i, &scores),
-                None => greedy(&scores).ok_or_else(sampler::no_distribution),
-            };
-            choice.tokens.push(token?);
-            if *keep_logits {
-                choice.logits.push(step.logits_of(i).to_vec());
-            }
-            choice.scores.push(scores);
+    /// Forgets what was fed: the cache is empty.
+    pub(super) fn start_over(&mut self) {
+        match self {
+            Self::EachRow(_) | Self::Beams(_) => {}
+            Self::Assisted(assisted) => assisted.start_over(),
+            Self::Contrastive(contrastive) => contrastive.start_over(),
         }
-        Ok(choice)
+    }
+
+    /// Feeds the cache again what it held beside the delivered tokens.
+    pub(super) fn catch_up(&mut self, runner: &mut Runner<'_>, rows: &Rows) -> Result<()> {
+        match self {
+            Self::Assisted(assisted) => assisted.catch_up(runner, rows),
+            Self::EachRow(_) | Self::Beams(_) | Self::Contrastive(_) => Ok(()),
+        }
+    }
+
+    /// Makes the cache forget what was fed ahead of the delivered tokens.
+    pub(super) fn settle(&mut self, runner: &mut Runner<'_>, rows: &Rows) {
+        match self {
+            _ if rows.width > 1 => runner.keep_prompts(rows),
+            Self::Contrastive(contrastive) => contrastive.keep_chosen(runner, rows),
+            Self::Assisted(_) => Assisted::forget_accepted(runner, rows),
+            // If a cache cannot be truncated, its `seq_len` tells.
+            Self::EachRow(_) | Self::Beams(_) => _ = runner.forget_undelivered(rows),
+        }
     }
 }

@@ -1,47 +1,28 @@
 //! One pass: tokens are proposed, checked, and forgotten where they are wrong.
 
-use burn::tensor::Device;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
 use kiln_kernels::INVARIANT_UP_TO;
 
-use super::{Asked, Assisted, Proposal, constraint::Constraint, draft_model::uneven, verify::Verification};
+use super::{
+    Asked, Drafts, EachRow, Proposal, constraint::Constraint, draft_model::uneven, verify::Verification,
+};
 use crate::{
     generation::{
-        Options,
-        rows::{Row, Stopping},
-        search::Search,
+        rows::{Rows, Stopping},
+        step::StepState,
     },
-    grammar::Masks,
     prefill::Feeder,
+    sampler::Sampler,
     settings::Settings,
-    stats::Stats,
 };
 
-/// What a pass is made with.
-#[derive(Debug)]
-pub(super) struct Round<'a> {
-    pub(super) options: &'a Options,
-    pub(super) rows: &'a [Row],
-    /// Tokens of each row that were delivered.
-    pub(super) generated: usize,
-    pub(super) limit: Option<usize>,
-    pub(super) stopping: Stopping<'a>,
-    pub(super) device: &'a Device,
-}
-
-impl Assisted {
-    /// Has tokens proposed for the rows that wait for them, and checks them in one pass; false where nothing is proposed, so that a
-    /// step of one token of each row does as well. Then nothing has changed.
-    pub(super) async fn round(
-        &mut self,
-        round: &Round<'_>,
-        feeder: &mut Feeder<'_>,
-        search: &mut Search,
-        masks: Option<&mut Masks>,
-        stats: &mut Stats,
-    ) -> Result<bool> {
-        let mut constraint = Constraint::begin(masks, round.rows.len())?;
-        match self.checked(round, feeder, search, &mut constraint, stats).await {
+impl Drafts {
+    /// Drafts tokens for the rows that wait for them, and verifies them in one pass by the choice of `each`. Returns
+    /// false if nothing is drafted, so that a step of one token of each row does as well. Then nothing has changed.
+    pub(super) async fn round(&mut self, each: &mut EachRow, state: &mut StepState<'_, '_>) -> Result<bool> {
+        let EachRow { sampler, masks } = each;
+        let mut constraint = Constraint::begin(masks.as_mut(), state.rows.len())?;
+        match self.checked(state, sampler.as_mut(), &mut constraint).await {
             Ok(Some(Chosen { tokens, same })) => constraint.accept(&tokens, &same).map(|()| true),
             Ok(None) => {
                 constraint.give_up();
@@ -56,16 +37,19 @@ impl Assisted {
 
     async fn checked(
         &mut self,
-        round: &Round<'_>,
-        feeder: &mut Feeder<'_>,
-        search: &mut Search,
+        state: &mut StepState<'_, '_>,
+        mut sampler: Option<&mut Sampler>,
         constraint: &mut Constraint<'_>,
-        stats: &mut Stats,
     ) -> Result<Option<Chosen>> {
-        let Round { options, rows, generated, limit, stopping, device } = *round;
+        let StepState { runner, options, recorder, .. } = state;
+        let (all, options, runner, stats) = (state.rows, *options, &mut **runner, &mut recorder.stats);
+        let (feeder, device) = (&mut runner.feeder, &runner.device);
+        let Rows { list: rows, limit, delivered: generated, .. } = all;
+        let (limit, generated) = (*limit, *generated);
+        let stopping = Stopping { options, out_of_time: false };
         let vocab = feeder.running.model.vocab();
         let seen = feeder.running.cache.seq_lens(rows.len());
-        let waits: Vec<bool> = self.waiting(rows);
+        let waits: Vec<bool> = self.waiting(all);
         // Tokens that the cache does not hold, the last one at least.
         let unfed: Vec<usize> = rows
             .iter()
@@ -126,7 +110,7 @@ impl Assisted {
                 options,
                 stopping,
             };
-            let accepted = verification.accepted(search.sampler())?;
+            let accepted = verification.accepted(sampler.as_deref_mut())?;
             let proposed = &proposals[i].tokens;
             let same = proposed.iter().zip(&accepted).take_while(|(token, chosen)| **token == chosen.token);
             let same = same.count();
@@ -145,7 +129,7 @@ impl Assisted {
         let ends = rows.iter().zip(&self.rows).zip(&seen).map(|((row, ahead), seen)| {
             (row.prompt_end + generated + ahead.accepted.len()).saturating_sub(1).max(*seen)
         });
-        go_back(&mut feeder.running.cache, rows, generated, &ends.collect::<Vec<_>>(), &waits)?;
+        go_back(&mut feeder.running.cache, all, &ends.collect::<Vec<_>>(), &waits)?;
         Ok(Some(chosen))
     }
 
@@ -189,16 +173,14 @@ async fn check(feeder: &mut Feeder<'_>, batch: Batch) -> Result<Vec<f32>> {
 
 /// Has the cache forget all tokens of each row behind `ends`. One that can only return to an earlier length does, and is fed what is missing
 /// with the next pass.
-fn go_back(
-    cache: &mut ModelCache,
-    rows: &[Row],
-    generated: usize,
-    ends: &[usize],
-    waits: &[bool],
-) -> Result<()> {
+fn go_back(cache: &mut ModelCache, rows: &Rows, ends: &[usize], waits: &[bool]) -> Result<()> {
     let points = cache.rewind_points(ends);
     // A row that ends here has nothing behind it.
-    let can_be_fed =
-        (0..rows.len()).all(|i| !waits[i] || points[i] + rows[i].ids.len() >= rows[i].prompt_end + generated);
+    let can_be_fed = rows
+        .list
+        .iter()
+        .zip(waits)
+        .zip(&points)
+        .all(|((row, waits), point)| !waits || point + row.ids.len() >= row.prompt_end + rows.delivered);
     cache.truncate_rows(if can_be_fed { &points } else { ends })
 }

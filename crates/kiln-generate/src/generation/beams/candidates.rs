@@ -7,7 +7,7 @@ use std::{
 
 use kiln_core::{Result, model::TokenId};
 
-use super::{super::search::Continuation, LogProbs, Open, Scored, Stopping};
+use super::{super::scores::Continuation, LogProbs, Open, Scored, Stopping};
 use crate::{
     sampler::{Sampler, no_distribution},
     stopping::StopReason,
@@ -36,9 +36,9 @@ impl Candidate {
 
     /// Why it ends with its token.
     pub(super) fn reason(&self, step: &Scored<'_>, stopping: Stopping<'_>) -> Option<StopReason> {
-        let mut row = step.rows.get(self.row)?.clone();
+        let mut row = step.rows.list.get(self.row)?.clone();
         row.ids.push(self.token);
-        stopping.reason(&row.state(step.generated + 1, step.limit))
+        stopping.reason(&row.state(step.rows.delivered + 1, step.rows.limit))
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct At<'a> {
 impl At<'_> {
     /// Tokens of each sequence, with that of this step.
     fn len(&self) -> usize {
-        self.step.generated + 1
+        self.step.rows.delivered + 1
     }
 
     /// The score that a sequence of this sum can reach.
@@ -33,7 +33,7 @@ impl At<'_> {
         let longest = match self.settings.early_stopping == EarlyStopping::Never
             && self.settings.length_penalty > 0.0
         {
-            true => self.step.limit.unwrap_or(usize::MAX),
+            true => self.step.rows.limit.unwrap_or(usize::MAX),
             false => self.len(),
         };
         self.settings.normalized(sum, longest)
@@ -41,8 +41,8 @@ impl At<'_> {
 
     /// A candidate that ends here.
     fn completion(&self, candidate: &Candidate, open: &[Open], reason: StopReason) -> Completion {
-        let row = &self.step.rows[candidate.row];
-        let begin = row.ids.len().saturating_sub(self.step.generated);
+        let row = &self.step.rows.list[candidate.row];
+        let begin = row.ids.len().saturating_sub(self.step.rows.delivered);
         let (path, last) = (&open[candidate.row].path, (candidate.row, candidate.score));
         let path = || path.iter().chain([&last]);
         Completion {
@@ -109,7 +109,7 @@ impl Group {
         at: &At<'_>,
     ) -> Vec<Candidate> {
         let holds_words = |row: usize, token| {
-            at.words.is_none_or(|words| words.are_in(at.step.rows[row].ids.iter().copied().chain(token)))
+            at.words.is_none_or(|words| words.are_in(at.step.rows.list[row].ids.iter().copied().chain(token)))
         };
         let best = candidates.iter().map(|candidate| candidate.sum).fold(f32::NEG_INFINITY, f32::max);
         let mut next = Vec::with_capacity(at.of_group);

@@ -2,7 +2,7 @@
 
 use kiln_core::{Result, model::TokenId};
 
-use super::super::search::Scored;
+use super::super::scores::Scored;
 use crate::{processors::log_softmax, sampler::no_distribution};
 
 /// Log-probabilities of a beam's next token, after processors.

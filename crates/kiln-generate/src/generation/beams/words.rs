@@ -36,16 +36,16 @@ impl Words {
         let Some(first) = best.iter().map(|candidate| candidate.row).min() else { return best };
         let first = first - first % scores.len();
         let beams = best.len();
-        let ids = |row: usize, token| step.rows[row].ids.iter().copied().chain([token]);
+        let ids = |row: usize, token| step.rows.list[row].ids.iter().copied().chain([token]);
         let mut all: Vec<(usize, Candidate)> = best
             .into_iter()
             .map(|candidate| (self.bank(&self.progress(ids(candidate.row, candidate.token))), candidate))
             .collect();
         for (row, scores) in (first..).zip(scores) {
-            let progress = self.progress(step.rows[row].ids.iter().copied());
+            let progress = self.progress(step.rows.list[row].ids.iter().copied());
             for token in progress.next_tokens() {
                 let is_known = |(_, other): &(usize, Candidate)| {
-                    other.token == token && step.rows[other.row].ids == step.rows[row].ids
+                    other.token == token && step.rows.list[other.row].ids == step.rows.list[row].ids
                 };
                 let Some(score) = scores.get(token as usize) else { continue };
                 if all.iter().any(is_known) {

@@ -5,7 +5,7 @@ use kiln_core::{batch::Batch, model_cache::ModelCache};
 
 use super::*;
 use crate::{
-    GenerationConfig, StopReason,
+    Generation, GenerationConfig, StopReason,
     generation::tests::fake::{self, Hashing, VOCAB, cache},
 };
 
