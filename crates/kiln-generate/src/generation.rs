@@ -50,8 +50,8 @@ use self::{
 use crate::{
     cache_handle::CacheHandle,
     completion::Completion,
+    feeder::checked_chunk,
     grammar::Matcher,
-    prefill::checked_chunk,
     sampler::Sampler,
     settings::{Settings, setting},
     stats::{Stats, StatsRecorder},

@@ -52,12 +52,11 @@ mod cache_handle;
 mod chooser;
 mod completion;
 mod contained;
-mod decode;
 mod device_beams;
 mod device_sampler;
 mod engine;
+mod feeder;
 mod oom_policy;
-mod prefill;
 mod settings;
 mod stats;
 mod stopping;
@@ -67,13 +66,13 @@ pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, Rend
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use engine::{EXACT_ROWS, Engine, Event, Generating, RequestId};
+pub use feeder::prefill;
 pub use generation::{
     AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord,
     Generation, Options, PromptLookup, Schedule, Step,
 };
 pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
 pub use oom_policy::OomPolicy;
-pub use prefill::prefill;
 pub use processors::{AllowedTokens, Processor, Processors, RowState};
 pub use sampler::Sampler;
 pub use settings::Settings;

@@ -7,9 +7,8 @@ use kiln_core::{Error, Result, model::CausalModel};
 
 use super::{Event, Generating, Job, RequestId};
 use crate::{
-    decode::Output,
+    feeder::{Feeder, Output},
     generation::{JoiningRows, Reading},
-    prefill::Feeder,
 };
 
 /// Generations whose rows are in one cache, one after the other.
@@ -134,8 +133,7 @@ impl<T: Generating> Together<T> {
 
     /// The generations with a row that failed in a pass, or that `error` names.
     pub(super) fn failed(&self, error: &Error) -> Vec<RequestId> {
-        let mut failed =
-            self.feeder.as_ref().map_or_else(Vec::new, |feeder| feeder.running.cache.poisoned_rows());
+        let mut failed = self.feeder.as_ref().map_or_else(Vec::new, |feeder| feeder.cache.poisoned_rows());
         if let Error::Row { row, .. } = error {
             failed.push(*row);
         }

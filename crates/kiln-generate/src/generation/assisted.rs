@@ -31,7 +31,7 @@ use super::{
     step::StepState,
 };
 use crate::{
-    decode::Running,
+    feeder::Feeder,
     grammar::Matcher,
     processors::RowState,
     settings::{Settings, setting},
@@ -223,7 +223,7 @@ impl Assisted {
     ) -> Self {
         let drafts = Drafts::new(drafter, &options.settings.assisted, rows.len());
         let most = drafts.rows.iter().map(|row| row.proposes).max().unwrap_or(0);
-        runner.feeder.running.cache.keep_history(most + 1);
+        runner.feeder.cache.keep_history(most + 1);
         Self { drafts, each }
     }
 
@@ -278,7 +278,7 @@ impl Assisted {
         if new.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        let Running { cache, left_pad, .. } = &mut runner.feeder.running;
+        let Feeder { cache, left_pad, .. } = &mut runner.feeder;
         let batch = uneven(&new, &cache.seq_lens(new.len()), left_pad, &runner.device);
         cache.keep_history(batch.len() + 1);
         runner.next = Next::Nothing;
@@ -287,7 +287,7 @@ impl Assisted {
 
     /// Makes the cache forget the accepted tokens that were not delivered, and more if it cannot be truncated there.
     pub(super) fn forget_accepted(runner: &mut Runner<'_>, rows: &Rows) {
-        let cache = &mut runner.feeder.running.cache;
+        let cache = &mut runner.feeder.cache;
         let ends = cache.rewind_points(&rows.ends());
         // If the cache cannot be truncated, its `seq_len` tells.
         _ = cache.truncate_rows(&ends);

@@ -22,7 +22,7 @@ use super::{
     step::{StepState, allowed},
 };
 use crate::{
-    decode::Output,
+    feeder::Output,
     grammar::{Mask, Masks},
     processors::softmax,
     sampler::{greedy, no_distribution},
@@ -125,7 +125,7 @@ impl Contrastive {
     /// nothing.
     pub(super) fn keep_chosen(&mut self, runner: &mut Runner<'_>, rows: &Rows) {
         let chosen = self.fed.take().map(|fed| fed.rows);
-        let is_known = chosen.is_some() || runner.feeder.running.left_pad.len() == rows.len();
+        let is_known = chosen.is_some() || runner.feeder.left_pad.len() == rows.len();
         let kept = match chosen {
             Some(chosen) => runner.feeder.reorder(&chosen),
             // Any of the candidates may be the first.
@@ -133,7 +133,7 @@ impl Contrastive {
         };
         let kept = kept.is_ok() && (runner.forget_undelivered(rows).is_ok() || is_known);
         if !kept {
-            runner.feeder.running.cache.reset();
+            runner.feeder.cache.reset();
         }
     }
 

@@ -17,7 +17,11 @@ use super::{
     next::{Next, feed_tokens},
     rows::{Row, Rows, check_vocabulary},
 };
-use crate::{decode::Output, prefill::Feeder, processors::log_softmax, settings::setting};
+use crate::{
+    feeder::{Feeder, Output},
+    processors::log_softmax,
+    settings::setting,
+};
 
 #[derive(Debug)]
 pub(super) struct Guidance {
@@ -99,7 +103,7 @@ impl Guidance {
     /// [`Error::Full`] where the cache cannot hold them.
     fn reserve(&mut self, limit: usize) -> Result<()> {
         let reaches = self.prompts.prompt_end() + limit - 1;
-        match self.feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
+        match self.feeder.cache.capacity().filter(|&capacity| capacity < reaches) {
             Some(capacity) => Err(Error::Full { capacity, needed: reaches }),
             None => {
                 self.feeder.reserve(reaches);
@@ -151,7 +155,7 @@ impl Guidance {
 
     /// Forgets what was fed; see [`Feeder::start_over`].
     pub(super) fn start_over(&mut self) {
-        self.feeder.running.left_pad = self.prompts.list.iter().map(|row| row.left_pad).collect();
+        self.feeder.left_pad = self.prompts.list.iter().map(|row| row.left_pad).collect();
         self.feeder.start_over();
     }
 

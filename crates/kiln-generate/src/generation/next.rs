@@ -3,7 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use kiln_core::{Error, Result, batch::Batch};
 
-use crate::{decode::Output, prefill::Feeder};
+use crate::feeder::{Feeder, Output};
 
 /// The tokens that are fed next.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use kiln_core::{Error, Result, batch::Batch, model::TokenId, read_back};
 
 use super::Options;
 use crate::{
-    completion::Completion, prefill::Feeder, processors::RowState, settings::Settings, stopping::StopReason,
+    completion::Completion, feeder::Feeder, processors::RowState, settings::Settings, stopping::StopReason,
 };
 
 /// The rows of a batch, and how many steps they have taken.

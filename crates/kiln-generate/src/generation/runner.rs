@@ -17,8 +17,7 @@ use crate::{
     OomPolicy,
     cache_handle::CacheHandle,
     chooser::Chosen,
-    decode::{Output, Wanted},
-    prefill::Feeder,
+    feeder::{Feeder, Output, Wanted},
 };
 
 /// Feeds the model of a generation. Knows what is fed next, and which step the device is at.
@@ -81,7 +80,7 @@ impl<'a> Runner<'a> {
         let capture = options.compile && !settings.is_contrastive();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture, &device);
         feeder.features = batch.features.clone();
-        feeder.running.wanted = wanted;
+        feeder.wanted = wanted;
         // Groups of beams wait for the host: it knows which are done, and their tokens change the scores of
         // others.
         let groups = settings.beams.as_ref().map_or(1, |beams| beams.num_beam_groups);
@@ -104,24 +103,24 @@ impl<'a> Runner<'a> {
     /// [`Error::Full`] for rows that exceed the cache or the positions of the model.
     pub(super) fn reserve(&mut self, rows: &Rows, options: &Options) -> Result<()> {
         let Options { settings, oom_policy, .. } = options;
-        let cache = &mut self.feeder.running.cache;
+        let cache = &mut self.feeder.cache;
         if let Some(limit) = rows.limit {
             let reaches = rows.prompt_end() + settings.fed(limit);
-            let capacities = cache.capacity().into_iter().chain(self.feeder.running.model.max_positions());
+            let capacities = cache.capacity().into_iter().chain(self.feeder.model.max_positions());
             if let Some(capacity) = capacities.min().filter(|&capacity| capacity < reaches) {
                 return Err(Error::Full { capacity, needed: reaches });
             }
             self.feeder.reserve(reaches);
         }
         if self.looks_ahead() || settings.is_contrastive() || oom_policy.is_some() {
-            self.feeder.running.cache.keep_history(1);
+            self.feeder.cache.keep_history(1);
         }
         self.feeder.oom_policy.clone_from(oom_policy);
         Ok(())
     }
 
     pub(crate) fn model(&self) -> &Arc<dyn CausalModel> {
-        &self.feeder.running.model
+        &self.feeder.model
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -129,16 +128,16 @@ impl<'a> Runner<'a> {
     }
 
     pub(super) fn cache(&self) -> &ModelCache {
-        &self.feeder.running.cache
+        &self.feeder.cache
     }
 
     /// The kind of output that a pass gives.
     pub(super) fn wanted(&self) -> &Wanted {
-        &self.feeder.running.wanted
+        &self.feeder.wanted
     }
 
     pub(super) fn vocab(&self) -> usize {
-        self.feeder.running.model.vocab()
+        self.feeder.model.vocab()
     }
 
     fn looks_ahead(&self) -> bool {
@@ -227,7 +226,7 @@ impl<'a> Runner<'a> {
 
     /// Marks the contents of the cache as not to be trusted.
     pub(super) fn poison(&mut self) {
-        self.feeder.running.cache.poison();
+        self.feeder.cache.poison();
     }
 
     /// Finishes the reading of a float tensor.
@@ -283,7 +282,7 @@ impl<'a> Runner<'a> {
 
     /// Feeds an empty cache all tokens of `rows` but the last of each.
     pub(super) async fn feed_again(&mut self, rows: &Rows) -> Result<()> {
-        self.feeder.running.left_pad = rows.prompts().map(|row| row.left_pad).collect();
+        self.feeder.left_pad = rows.prompts().map(|row| row.left_pad).collect();
         self.launched = rows.delivered;
         if rows.delivered == 0 {
             self.next = Next::Prompt(rows.prompt_batch(self.any, &self.device));
@@ -313,17 +312,16 @@ impl<'a> Runner<'a> {
 
     /// Truncates the cache to all tokens that were delivered but the last.
     pub(super) fn forget_undelivered(&mut self, rows: &Rows) -> Result<()> {
-        self.feeder.running.cache.truncate_rows(&rows.ends())
+        self.feeder.cache.truncate_rows(&rows.ends())
     }
 
     /// Truncates a cache that outlives the generation to the prompts.
     pub(super) fn keep_prompts(&mut self, rows: &Rows) {
         let ends: Vec<usize> = rows.prompts().map(|row| row.prompt_end).collect();
-        if matches!(self.feeder.running.cache, CacheHandle::Borrowed(_))
-            && (self.feeder.narrow(ends.len()).is_err()
-                || self.feeder.running.cache.truncate_rows(&ends).is_err())
+        if matches!(self.feeder.cache, CacheHandle::Borrowed(_))
+            && (self.feeder.narrow(ends.len()).is_err() || self.feeder.cache.truncate_rows(&ends).is_err())
         {
-            self.feeder.running.cache.reset();
+            self.feeder.cache.reset();
         }
     }
 }
@@ -351,20 +349,18 @@ impl Runner<'_> {
         self.guidance.is_none()
             && self.ahead.is_none()
             && self.feeder.remembers()
-            && matches!(self.feeder.running.wanted, Wanted::Last)
+            && matches!(self.feeder.wanted, Wanted::Last)
             && matches!(self.next, Next::Tokens(_, None))
     }
 
     /// Gives the cache away, until [`take_back`](Self::take_back).
     pub(crate) fn give_rows(&mut self) -> JoiningRows {
-        let running = self.feeder.leave_to_others();
-        let cache = std::mem::replace(&mut *running.cache, ModelCache::new(Vec::new()));
-        JoiningRows { cache, left_pad: running.left_pad.clone() }
+        JoiningRows { cache: self.feeder.give_cache(), left_pad: self.feeder.left_pad.clone() }
     }
 
     /// Takes the rows back.
     pub(crate) fn take_back(&mut self, cache: ModelCache) {
-        *self.feeder.running.cache = cache;
+        self.feeder.take_back(cache);
     }
 
     /// The token of each row that is fed next, `[rows, 1]`.

@@ -10,7 +10,7 @@ use super::{
     scores::{Numbers, Scores, ScoresRead, Top},
 };
 use crate::{
-    decode::Wanted,
+    feeder::Wanted,
     grammar::{Mask, Masks},
     stats::StatsRecorder,
 };

@@ -7,11 +7,11 @@ use super::{
     Asked, Drafts, EachRow, Proposal, constraint::Constraint, draft_model::uneven, verify::Verification,
 };
 use crate::{
+    feeder::Feeder,
     generation::{
         rows::{Rows, Stopping},
         step::StepState,
     },
-    prefill::Feeder,
     sampler::Sampler,
     settings::Settings,
 };
@@ -47,8 +47,8 @@ impl Drafts {
         let Rows { list: rows, limit, delivered: generated, .. } = all;
         let (limit, generated) = (*limit, *generated);
         let stopping = Stopping { options, out_of_time: false };
-        let vocab = feeder.running.model.vocab();
-        let seen = feeder.running.cache.seq_lens(rows.len());
+        let vocab = feeder.model.vocab();
+        let seen = feeder.cache.seq_lens(rows.len());
         let waits: Vec<bool> = self.waiting(all);
         // Tokens that the cache does not hold, the last one at least.
         let unfed: Vec<usize> = rows
@@ -56,8 +56,8 @@ impl Drafts {
             .zip(&seen)
             .map(|(row, seen)| (row.prompt_end + generated).saturating_sub(*seen))
             .collect();
-        let room = feeder.running.cache.capacity().unwrap_or(usize::MAX);
-        let at_once = feeder.running.cache.at_once_by_row(rows.len());
+        let room = feeder.cache.capacity().unwrap_or(usize::MAX);
+        let at_once = feeder.cache.at_once_by_row(rows.len());
         let most = |i: usize| {
             let left = limit.map_or(usize::MAX, |limit| limit - generated).saturating_sub(1);
             let room = room.saturating_sub(seen[i] + unfed[i]).min(at_once[i].saturating_sub(unfed[i]));
@@ -92,8 +92,8 @@ impl Drafts {
             .collect();
         // All that is fed now may have to be forgotten.
         let longest = new.iter().map(Vec::len).max().unwrap_or(0);
-        feeder.running.cache.keep_history(longest + 1);
-        let batch = uneven(&new, &seen, &feeder.running.left_pad, device);
+        feeder.cache.keep_history(longest + 1);
+        let batch = uneven(&new, &seen, &feeder.left_pad, device);
         let logits = check(feeder, batch).await?;
         let columns = logits.len() / (rows.len() * vocab).max(1);
         let mut chosen = Chosen { tokens: vec![Vec::new(); rows.len()], same: vec![0; rows.len()] };
@@ -129,7 +129,7 @@ impl Drafts {
         let ends = rows.iter().zip(&self.rows).zip(&seen).map(|((row, ahead), seen)| {
             (row.prompt_end + generated + ahead.accepted.len()).saturating_sub(1).max(*seen)
         });
-        go_back(&mut feeder.running.cache, all, &ends.collect::<Vec<_>>(), &waits)?;
+        go_back(&mut feeder.cache, all, &ends.collect::<Vec<_>>(), &waits)?;
         Ok(Some(chosen))
     }
 
@@ -166,7 +166,7 @@ async fn check(feeder: &mut Feeder<'_>, batch: Batch) -> Result<Vec<f32>> {
     let logits = feeder.check(&batch)?;
     let read = read_back::start(logits).finish().await;
     if read.is_err() {
-        feeder.running.cache.poison();
+        feeder.cache.poison();
     }
     read?.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
 }

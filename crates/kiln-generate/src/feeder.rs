@@ -1,5 +1,8 @@
 //! Feeding tokens to a model.
 
+mod chunks;
+mod decode;
+
 use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -13,12 +16,9 @@ use kiln_core::{
     read_back,
 };
 
-use crate::{
-    OomPolicy,
-    cache_handle::CacheHandle,
-    chooser::Chooser,
-    decode::{DecodeLoop, Output, Running, Wanted},
-};
+pub(crate) use self::decode::{Output, Wanted};
+use self::{chunks::Remaining, decode::DecodeLoop};
+use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser};
 
 /// Prompt tokens of a row that are always fed at once, however little memory there is.
 const SMALLEST_CHUNK: usize = 16;
@@ -53,7 +53,12 @@ pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
 /// A model and the cache of one batch, with what that cache did not keep.
 #[derive(Debug)]
 pub(crate) struct Feeder<'a> {
-    pub(crate) running: Running<'a>,
+    pub(crate) model: Arc<dyn CausalModel>,
+    pub(crate) cache: CacheHandle<'a>,
+    /// Number of padding slots at the start of each row.
+    pub(crate) left_pad: Vec<usize>,
+    /// The kind of output that a pass gives.
+    pub(crate) wanted: Wanted,
     /// The latest tokens that were fed, where the cache has not seen them. They are fed again, in front.
     unseen: Option<Unseen>,
     /// Of the steps behind the prompt.
@@ -83,7 +88,10 @@ impl<'a> Feeder<'a> {
         device: &Device,
     ) -> Self {
         Self {
-            running: Running { model, cache: cache.into(), left_pad, wanted: Wanted::Last },
+            model,
+            cache: cache.into(),
+            left_pad,
+            wanted: Wanted::Last,
             unseen: None,
             decode: None,
             capture,
@@ -99,16 +107,16 @@ impl<'a> Feeder<'a> {
     /// Tells the cache that the sequence is going to reach `tokens` tokens.
     pub(crate) fn reserve(&mut self, tokens: usize) {
         self.reaches = tokens;
-        self.running.cache.reserve(tokens);
+        self.cache.reserve(tokens);
     }
 
     /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation or gave up a
     /// recording.
     pub(crate) fn start_over(&mut self) {
         (self.unseen, self.decode) = (None, None);
-        self.running.cache.discard();
-        self.running.cache.keep_history(1);
-        self.running.cache.reserve(self.reaches);
+        self.cache.discard();
+        self.cache.keep_history(1);
+        self.cache.reserve(self.reaches);
         self.refusals.forgive();
         // It may be given up again, for the same reason.
         self.capture &= !std::mem::take(&mut self.lost);
@@ -119,28 +127,33 @@ impl<'a> Feeder<'a> {
         self.unseen.is_none()
     }
 
-    /// Ends the steps of this feeder, so that its rows can go to another one, and come back.
-    pub(crate) fn leave_to_others(&mut self) -> &mut Running<'a> {
+    /// Gives the cache away, until [`take_back`](Self::take_back).
+    pub(crate) fn give_cache(&mut self) -> ModelCache {
         self.decode = None;
-        &mut self.running
+        std::mem::replace(&mut *self.cache, ModelCache::new(Vec::new()))
+    }
+
+    /// Takes the cache back.
+    pub(crate) fn take_back(&mut self, cache: ModelCache) {
+        *self.cache = cache;
     }
 
     /// Appends the rows of another cache, which holds all that they were fed.
     pub(crate) fn join(&mut self, cache: ModelCache, left_pad: Vec<usize>) -> Result<()> {
         self.decode = None;
-        self.running.cache.join(cache)?;
-        self.running.left_pad.extend(left_pad);
+        self.cache.join(cache)?;
+        self.left_pad.extend(left_pad);
         Ok(())
     }
 
     /// Removes rows that follow each other, and returns them as a cache of their own.
     pub(crate) fn leave(&mut self, rows: Range<usize>) -> Result<ModelCache> {
         self.decode = None;
-        let mut left = self.running.cache.leave(rows.start)?;
-        self.running.left_pad.remove(rows.start);
+        let mut left = self.cache.leave(rows.start)?;
+        self.left_pad.remove(rows.start);
         for _ in 1..rows.len() {
-            let row = self.running.cache.leave(rows.start);
-            self.running.left_pad.remove(rows.start);
+            let row = self.cache.leave(rows.start);
+            self.left_pad.remove(rows.start);
             left.join(row?)?;
         }
         Ok(left)
@@ -151,9 +164,9 @@ impl<'a> Feeder<'a> {
         if width == 1 {
             return Ok(());
         }
-        let rows = self.running.left_pad.len();
+        let rows = self.left_pad.len();
         if rows > 1 {
-            self.running.cache.separate_rows(rows)?;
+            self.cache.separate_rows(rows)?;
         }
         let parents: Vec<usize> = (0..rows).flat_map(|row| std::iter::repeat_n(row, width)).collect();
         self.reorder(&parents)
@@ -161,24 +174,24 @@ impl<'a> Feeder<'a> {
 
     /// Has the cache hold the first row of each of `prompts` prompts, which have equally many.
     pub(crate) fn narrow(&mut self, prompts: usize) -> Result<()> {
-        let rows = self.running.left_pad.len();
+        let rows = self.left_pad.len();
         let firsts: Vec<usize> = (0..rows).step_by((rows / prompts.max(1)).max(1)).collect();
         if firsts.len() == rows { Ok(()) } else { self.reorder(&firsts) }
     }
 
     /// Rebuilds the batch: new row `i` is old row `parents[i]`.
     pub(crate) fn reorder(&mut self, parents: &[usize]) -> Result<()> {
-        let Running { cache, left_pad, .. } = &mut self.running;
+        let Self { cache, left_pad, unseen, decode, .. } = self;
         cache.reorder(parents)?;
         let same_rows = parents.len() == left_pad.len();
         *left_pad = parents.iter().map(|&parent| left_pad[parent]).collect();
-        if let Some(Unseen { tokens, skip }) = &mut self.unseen {
+        if let Some(Unseen { tokens, skip }) = unseen {
             let rows: Vec<i32> = parents.iter().map(|&parent| parent as i32).collect();
             let rows = Tensor::from_data(TensorData::new(rows, [parents.len()]), &tokens.device());
             *tokens = tokens.clone().select(0, rows);
             *skip = parents.iter().map(|&parent| skip[parent]).collect();
         }
-        match &mut self.decode {
+        match decode {
             // The cache's buffers are others.
             Some(decode) if same_rows => decode.record_again(),
             decode => *decode = None,
@@ -190,18 +203,18 @@ impl<'a> Feeder<'a> {
     /// Other tasks of an async runtime run between chunks.
     pub(crate) async fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
-        self.running.cache.check_rows(batch.rows())?;
+        self.cache.check_rows(batch.rows())?;
         if batch.skip.iter().any(|&skip| skip >= len) {
             return Err(Error::Prompt { why: "a row of the prompt has no token; give at least one".into() });
         }
-        let began = self.running.cache.seq_lens(batch.rows());
+        let began = self.cache.seq_lens(batch.rows());
         let mut chunk = chunk.unwrap_or(len);
-        let all = matches!(self.running.wanted, Wanted::Hidden);
-        let mut left = Left::of(batch, all);
+        let all = matches!(self.wanted, Wanted::Hidden);
+        let mut left = Remaining::new(batch, all);
         // What a cache that remembers nothing was fed before is fed again in front, so chunks save nothing.
         let mut at_once = self.unseen.is_some();
         loop {
-            let limits = self.running.cache.at_once_by_row(batch.rows());
+            let limits = self.cache.at_once_by_row(batch.rows());
             let limit = |limit: usize| if at_once { len } else { limit.min(chunk).max(1) };
             let next = left.next(limits.into_iter().map(limit));
             let n = next.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
@@ -213,19 +226,19 @@ impl<'a> Feeder<'a> {
                         return Ok(logits);
                     }
                     if self.unseen.is_some() && !at_once {
-                        (self.unseen, left, at_once) = (None, Left::of(batch, all), true);
+                        (self.unseen, left, at_once) = (None, Remaining::new(batch, all), true);
                     }
                     read_back::yield_now().await;
                 }
                 Err(error) if self.can_answer(&error) => {
-                    if self.running.cache.is_poisoned() {
+                    if self.cache.is_poisoned() {
                         if began.iter().any(|&began| began > 0) {
                             return Err(error);
                         }
                         // What was there before the prompt is nothing, so the prompt can be fed again.
-                        self.running.cache.reset();
-                        self.running.cache.reserve(self.reaches);
-                        (self.unseen, left) = (None, Left::of(batch, all));
+                        self.cache.reset();
+                        self.cache.reserve(self.reaches);
+                        (self.unseen, left) = (None, Remaining::new(batch, all));
                     }
                     let may_shrink = self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
                     match error {
@@ -247,7 +260,7 @@ impl<'a> Feeder<'a> {
 
     /// The largest half, quarter or so on of `n` prompt tokens that there is memory for; `None` where there is none.
     fn smaller_chunk(&mut self, n: usize) -> Option<usize> {
-        let Running { model, cache, left_pad, .. } = &mut self.running;
+        let Self { model, cache, left_pad, .. } = self;
         let mut fits = |chunk: &usize| {
             let step = StepShape {
                 rows: left_pad.len(),
@@ -276,7 +289,7 @@ impl<'a> Feeder<'a> {
     /// `error`, where nothing can be done about it.
     pub(crate) fn free_memory(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(policy) = self.oom_policy.clone() else { return Err(error) };
-        let Running { model, cache, left_pad, .. } = &mut self.running;
+        let Self { model, cache, left_pad, .. } = self;
         let step = StepShape { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
         let shrunk = policy.shrink(cache, &step, model.working_bytes(step.rows, chunk));
         if shrunk.is_err() {
@@ -306,23 +319,23 @@ impl<'a> Feeder<'a> {
                 decode
             }
             (Some(decode), None) => decode,
-            (None, Some(tokens)) => DecodeLoop::new(&tokens, &self.running, self.capture),
+            (None, Some(tokens)) => DecodeLoop::new(&tokens, self),
             (None, None) => {
                 return Err(Error::Execution("a step was asked for before a token was fed".into()));
             }
         };
         loop {
-            let before = self.running.cache.seq_lens(self.running.left_pad.len());
-            match decode.step(&mut self.running, self.chooser.as_mut()) {
+            let before = self.cache.seq_lens(self.left_pad.len());
+            match decode.step(self) {
                 Err(error) if self.can_answer(&error) => {
                     // A step may fail behind its pass, when it is recorded.
-                    if self.running.cache.truncate_rows(&before).is_err() {
+                    if self.cache.truncate_rows(&before).is_err() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.
                     let tokens = decode.into_tokens();
                     self.free_memory(error, 1, 1)?;
-                    decode = DecodeLoop::new(&tokens, &self.running, self.capture);
+                    decode = DecodeLoop::new(&tokens, self);
                 }
                 output => {
                     self.lost |= decode.is_lost();
@@ -337,9 +350,9 @@ impl<'a> Feeder<'a> {
     pub(crate) fn check(&mut self, batch: &Batch) -> Result<Tensor<3>> {
         self.decode = None;
         loop {
-            let Running { model, cache, .. } = &mut self.running;
+            let Self { model, cache, .. } = self;
             match model.forward(batch, Logits::All, cache) {
-                Err(error) if self.can_answer(&error) && !self.running.cache.is_poisoned() => {
+                Err(error) if self.can_answer(&error) && !self.cache.is_poisoned() => {
                     self.free_memory(error, batch.len(), batch.len())?;
                 }
                 logits => return logits,
@@ -350,7 +363,7 @@ impl<'a> Feeder<'a> {
     /// Feeds new tokens; logits `[rows, 1, vocab]` of the last, or what else is [`Wanted`]. Hidden states are those of all tokens that
     /// were fed, the unseen ones included.
     fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
-        let Running { model, cache, left_pad, wanted } = &mut self.running;
+        let Self { model, cache, left_pad, wanted, .. } = self;
         let (tokens, skip) = match &self.unseen {
             Some(Unseen { tokens, skip }) => {
                 let skip = skip.iter().zip(&new.skip).map(|(unseen, new)| unseen + new).collect();
@@ -369,64 +382,6 @@ impl<'a> Feeder<'a> {
         self.unseen = (!remembered).then_some(Unseen { tokens, skip });
         Ok(logits)
     }
-}
-
-/// What of a prompt is still to be fed. Each row is cut into the chunks that it would be alone.
-#[derive(Debug)]
-struct Left {
-    /// Columns of each row.
-    columns: Vec<Range<usize>>,
-    /// Whether what is computed of all tokens is kept, not of the last alone.
-    all: bool,
-    /// What is kept of each row so far, `[1, tokens, width]` of each chunk.
-    kept: Vec<Vec<Tensor<3>>>,
-}
-
-impl Left {
-    fn of(batch: &Batch, all: bool) -> Self {
-        let columns = batch.skip.iter().map(|&skip| skip..batch.len()).collect();
-        Self { columns, all, kept: vec![Vec::new(); batch.rows()] }
-    }
-
-    /// Columns of the next chunk, up to `limits` of each row.
-    fn next(&self, limits: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
-        let of_row = |(left, limit): (&Range<usize>, usize)| {
-            left.start..left.end.min(left.start.saturating_add(limit))
-        };
-        self.columns.iter().zip(limits).map(of_row).collect()
-    }
-
-    /// Takes what a chunk gave; once nothing is left, what all chunks gave.
-    fn fed(&mut self, chunk: Vec<Range<usize>>, given: Tensor<3>) -> Option<Tensor<3>> {
-        let is_first = self.kept.iter().all(Vec::is_empty);
-        for (columns, fed) in self.columns.iter_mut().zip(&chunk) {
-            columns.start = columns.start.max(fed.end);
-        }
-        let is_last = self.columns.iter().all(Range::is_empty);
-        if is_first && is_last {
-            return Some(given);
-        }
-        let width = given.dims()[1];
-        for (row, fed) in chunk.into_iter().enumerate().filter(|(_, fed)| !fed.is_empty()) {
-            // Chunks end together.
-            let tokens = if self.all { fed.len() } else { 1 };
-            if self.all || self.columns[row].is_empty() {
-                self.kept[row].push(given.clone().narrow(0, row, 1).narrow(1, width - tokens, tokens));
-            }
-        }
-        is_last.then(|| side_by_side(std::mem::take(&mut self.kept)))
-    }
-}
-
-/// What was kept of rows that end together, `[rows, tokens, width]`. Zeros are in front of shorter rows.
-fn side_by_side(rows: Vec<Vec<Tensor<3>>>) -> Tensor<3> {
-    let rows: Vec<Tensor<3>> = rows.into_iter().map(|chunks| Tensor::cat(chunks, 1)).collect();
-    let longest = rows.iter().map(|row| row.dims()[1]).max().unwrap_or(0);
-    let filled = rows.into_iter().map(|row| {
-        let missing = longest - row.dims()[1];
-        row.pad([(0, 0), (missing, 0), (0, 0)], 0.0)
-    });
-    Tensor::cat(filled.collect(), 0)
 }
 
 /// Tokens that a cache which remembers nothing was fed.
