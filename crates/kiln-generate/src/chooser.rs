@@ -1,4 +1,4 @@
-//! What chooses the next tokens on the device, so that the host need not wait for it.
+//! The choice of the next tokens on the device, so that the host need not wait for it.
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{
@@ -10,7 +10,7 @@ use kiln_core::{
 
 use crate::{device_beams::DeviceBeams, device_sampler::DeviceSampler};
 
-/// What chooses the next tokens.
+/// Chooses the next tokens.
 #[derive(Debug)]
 pub(crate) enum Chooser {
     /// For each row alone.
@@ -19,18 +19,18 @@ pub(crate) enum Chooser {
     Beams(Box<DeviceBeams>),
 }
 
-/// What was chosen in a step.
+/// The choice of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Chosen {
-    /// What is fed next, `[rows, 1]`.
+    /// The tokens that are fed next, `[rows, 1]`.
     pub(crate) next: Tensor<2, Int>,
     pub(crate) to_read: ToRead,
 }
 
-/// What the host reads of a step.
+/// The tensor that the host reads of a step.
 #[derive(Clone, Debug)]
 pub(crate) enum ToRead {
-    /// The token of each row, `[rows, 1]`; -1 where its scores are no distribution.
+    /// The token of each row, `[rows, 1]`; -1 if its scores are not a distribution.
     Tokens(Tensor<2, Int>),
     /// See [`candidates`](kiln_kernels::Beams::candidates).
     Candidates(Tensor<3>),
@@ -46,7 +46,8 @@ impl ToRead {
 }
 
 impl Chooser {
-    /// Has all that a step needs; whether some of it is new, which a recording does not know.
+    /// Prepares the next step. Returns true if a buffer was replaced, so that a captured step must be
+    /// recorded again.
     pub(crate) fn prepare(&mut self) -> bool {
         match self {
             Self::Sampler(sampler) => sampler.prepare(),
@@ -54,24 +55,25 @@ impl Chooser {
         }
     }
 
-    /// Whether a captured step can choose and leave `cache` as the next one needs it.
+    /// Whether a captured step can choose, and leave `cache` ready for the next step.
     pub(crate) fn can_be_captured(&self, cache: &ModelCache) -> bool {
         matches!(self, Self::Sampler(_)) || cache.reorders() == Reorders::InPlace
     }
 
-    /// The next tokens for logits `[rows, 1, vocab]`.
+    /// Chooses the next tokens for logits `[rows, 1, vocab]`.
     pub(crate) fn choose(&mut self, logits: Tensor<3>) -> Result<Chosen> {
         match self {
             Self::Sampler(sampler) => {
                 let tokens = sampler.choose(logits)?;
-                // Any token will do where there is none.
+                // Any token will do if there is none.
                 Ok(Chosen { next: tokens.clone().clamp_min(0), to_read: ToRead::Tokens(tokens) })
             }
             Self::Beams(beams) => beams.choose(logits),
         }
     }
 
-    /// After a token was fed to each row, which stand at `positions`, and the next was chosen: has the cache hold what it continues.
+    /// Moves the rows of the cache to the rows that the chosen tokens continue. `positions`: the positions of
+    /// the tokens that were fed last.
     pub(crate) fn reorder(&mut self, cache: &mut ModelCache, positions: &Positions) -> Result<()> {
         match self {
             Self::Sampler(_) => Ok(()),
@@ -79,7 +81,7 @@ impl Chooser {
         }
     }
 
-    /// After a step that chose tokens was replayed.
+    /// Counts a step that chose tokens and was replayed.
     pub(crate) fn repeated(&mut self) {
         if let Self::Sampler(sampler) = self {
             sampler.repeated();

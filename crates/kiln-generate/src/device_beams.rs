@@ -1,4 +1,5 @@
-//! A beam search on the device: it chooses the beams that go on, feeds them, and moves the rows of the cache. The host reads along.
+//! A beam search on the device. It chooses the next beams, feeds them, and moves the rows of the cache. The
+//! host repeats the choice from the candidates.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
@@ -10,30 +11,32 @@ use kiln_kernels::{BeamShape, BeamStep, Beams, Kernels, TopLogprobs};
 
 use crate::chooser::{Chosen, ToRead};
 
-/// The beams of all prompts, as the device has them.
+/// The beams of all prompts, on the device.
 #[derive(Debug)]
 pub(crate) struct DeviceBeams {
     kernels: Kernels,
     shape: BeamShape,
-    /// The likeliest tokens of each row that are looked at.
+    /// Number of the likeliest tokens of each row that are considered.
     most: usize,
-    /// `[rows]`. Nothing else ever holds it, so that it is written in place. Gone only while a step is launched.
+    /// The sum of each row, `[rows]`. It has one owner, so that it is written in place. `None` only while a
+    /// step is launched.
     sums: Option<Tensor<1>>,
     /// Tokens that end a sequence.
     ends: Tensor<1, Int>,
-    /// Which groups are done, `[prompts · groups]`: on the device, and what it was told.
+    /// Which groups are done, `[prompts · groups]`: on the device, and as the host last set them.
     done: Tensor<1, Int>,
     told: Vec<i32>,
     /// The first row of the prompt of each row.
     firsts: Tensor<1, Int>,
-    /// Tokens of each row behind the prompt that the cache holds, `[1]`.
+    /// Number of tokens of each row after the prompt that the cache holds, `[1]`.
     behind: Tensor<1, Int>,
-    /// The rows that the next step continues, until the cache has moved them.
+    /// The rows that the next step continues; `None` once the cache has moved them.
     parents: Option<Tensor<1, Int>>,
 }
 
 impl DeviceBeams {
-    /// Beams with these sums, behind which the cache holds `behind` tokens. `ends`: the tokens that end a sequence.
+    /// Creates beams with these sums. `behind`: number of tokens after the prompt that the cache holds;
+    /// `ends`: the tokens that end a sequence.
     pub(crate) fn new(
         kernels: &Kernels,
         shape: BeamShape,
@@ -60,7 +63,7 @@ impl DeviceBeams {
         }
     }
 
-    /// The next beams for logits `[rows, 1, vocab]`.
+    /// Chooses the next beams for logits `[rows, 1, vocab]`.
     pub(crate) fn choose(&mut self, logits: Tensor<3>) -> Result<Chosen> {
         let given_up = || Error::Execution("the step before was given up".into());
         let (tokens, log_probs) = self.kernels.run(TopLogprobs { logits, most: self.most });
@@ -77,7 +80,8 @@ impl DeviceBeams {
         Ok(Chosen { next, to_read: ToRead::Candidates(candidates) })
     }
 
-    /// Has the rows of the cache be those of the beams that were chosen last. `positions`: of the token that was fed last.
+    /// Moves the rows of the cache to the beams that were chosen last. `positions`: the positions of the
+    /// tokens that were fed last.
     pub(crate) fn reorder(&mut self, cache: &mut ModelCache, positions: &Positions) -> Result<()> {
         self.behind.inplace(|behind| behind + 1);
         let Some(rows) = self.parents.take() else { return Ok(()) };
@@ -91,11 +95,11 @@ impl DeviceBeams {
         cache.reorder_on_device(&parents)
     }
 
-    /// Says which groups are done, `[prompts · groups]`. Where a prompt has one group, nothing follows from it.
+    /// Sets which groups are done, `[prompts · groups]`. Without effect if a prompt has one group.
     pub(crate) fn set_done(&mut self, done: impl Iterator<Item = bool>) {
         let done: Vec<i32> = done.map(i32::from).collect();
         if self.shape.groups > 1 && done != self.told {
-            // In place, where a captured step reads it.
+            // In place, because a captured step reads it.
             let newly =
                 ints(done.iter().zip(&self.told).map(|(now, before)| now - before), self.kernels.device());
             self.done.inplace(|done| done + newly);

@@ -1,5 +1,5 @@
-//! Choosing tokens on the device: nothing is read back for it, and nothing uploaded but random numbers, for many steps at
-//! once.
+//! The choice of tokens on the device. Nothing is read back for it, and only random words are uploaded, for
+//! many steps at once.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, model::TokenId};
@@ -7,35 +7,37 @@ use kiln_kernels::{Draws, Kernels, Sample, Sampling, likeliest};
 
 use crate::sampler::Sampler;
 
-/// Steps that random numbers are uploaded for at once.
+/// Number of steps whose random words are uploaded at once.
 const TABLE: usize = 2048;
 
-/// What chooses the tokens of steps, one after the other. Nothing of a step that failed before it is used up.
+/// Chooses the tokens of steps, one after the other. A step that failed earlier uses up nothing.
 #[derive(Debug)]
 pub(crate) enum DeviceSampler {
     Likeliest,
     Sampled(Box<Sampled>),
 }
 
-/// After processors, and drawn where there is a sampler.
+/// Chooses after processors, and samples if there is a sampler.
 #[derive(Debug)]
 pub(crate) struct Sampled {
     kernels: Kernels,
     sampling: Sampling,
     sampler: Option<Sampler>,
-    /// Nothing else ever holds it, so that it is written in place. Gone only while a step is launched.
+    /// The words that are left. They have one owner, so that they are written in place. `None` only while a
+    /// step is launched.
     draws: Option<Draws>,
-    /// Steps that there are still random numbers for.
+    /// Number of steps that random words are left for.
     left: usize,
 }
 
 impl DeviceSampler {
-    /// The likeliest token of each row, of equals the first, where there is no kernel for it.
+    /// Chooses the likeliest token of each row, the first of equals, without a kernel.
     pub(crate) fn likeliest() -> Self {
         Self::Likeliest
     }
 
-    /// What `sampling` says, by `kernels` that have a kernel for it. `prompts`: tokens that occurred, below `vocab`.
+    /// Chooses by `sampling`, with the kernel `sample` of `kernels`. `prompts`: tokens that occurred, below
+    /// `vocab`.
     pub(crate) fn new(
         kernels: &Kernels,
         sampling: Sampling,
@@ -65,7 +67,8 @@ impl DeviceSampler {
         }))
     }
 
-    /// Has random numbers for a step; whether they are others, which a recording does not know.
+    /// Prepares the random words of a step. Returns true if a buffer was replaced, so that a captured step
+    /// must be recorded again.
     pub(crate) fn prepare(&mut self) -> bool {
         let Self::Sampled(sampled) = self else { return false };
         let Sampled { sampler, draws: Some(draws), left: left @ 0, .. } = &mut **sampled else {
@@ -77,7 +80,7 @@ impl DeviceSampler {
         true
     }
 
-    /// Tokens `[rows, 1]` for logits `[rows, 1, vocab]`; -1 where the scores are no distribution.
+    /// Chooses tokens `[rows, 1]` for logits `[rows, 1, vocab]`; -1 if the scores are not a distribution.
     pub(crate) fn choose(&mut self, logits: Tensor<3>) -> Result<Tensor<2, Int>> {
         self.prepare();
         let Self::Sampled(sampled) = self else {
@@ -93,7 +96,7 @@ impl DeviceSampler {
         Ok(tokens)
     }
 
-    /// After a step that chose tokens was replayed.
+    /// Counts a step that chose tokens and was replayed.
     pub(crate) fn repeated(&mut self) {
         if let Self::Sampled(sampled) = self {
             sampled.left -= 1;
@@ -101,7 +104,7 @@ impl DeviceSampler {
     }
 }
 
-/// Random numbers `[rows, steps]`, and for how many steps.
+/// Random words `[rows, steps]`, and the number of steps.
 fn words(sampler: Option<&mut Sampler>, rows: usize, device: &Device) -> (Tensor<2, Int>, usize) {
     let Some(sampler) = sampler else {
         return (Tensor::from_data(TensorData::new(vec![0i32; rows], [rows, 1]), device), usize::MAX);
@@ -127,7 +130,7 @@ mod tests {
         processors::{Processors, RowState},
     };
 
-    /// By the reference, for more steps than there are random numbers for at once; rows by streams of their own.
+    /// With the reference kernel, for more steps than a table has words; each row has a stream of its own.
     #[test]
     fn each_row_takes_a_word_a_step() {
         let device = Device::flex();

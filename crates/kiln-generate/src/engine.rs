@@ -28,14 +28,15 @@ use crate::generation::{Generation, Step};
 /// The most rows of a pass in which each row has the bits that it has alone, on every device.
 pub const EXACT_ROWS: usize = kiln_kernels::INVARIANT_UP_TO;
 
-/// How often a generation is computed again, without a step in between, before its error is final.
+/// Number of times that a generation is computed again, without a step in between, before its error is final.
 const ATTEMPTS: usize = 3;
 
 /// Number of a generation in an [`Engine`]. Later ones have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// A generation in an [`Engine`], with what is made of its steps: nothing ([`Generation`]), or text.
+/// A generation in an [`Engine`], and the output that is made of its steps: nothing else ([`Generation`]), or
+/// text.
 pub trait Generating: Send + 'static {
     type Output;
 
@@ -104,9 +105,9 @@ struct Job<T> {
     id: RequestId,
     own: T,
     rows: usize,
-    /// Why its cache is empty though tokens were fed; they are fed again first.
+    /// The error that emptied the cache though tokens were fed; they are fed again first.
     lost: Option<Error>,
-    /// How often it began again since its last step.
+    /// Number of times that it began again since its last step.
     attempts: usize,
     /// The generation's own answer to memory that runs out, kept while other generations could make room.
     oom_policy: Option<Arc<dyn crate::OomPolicy>>,

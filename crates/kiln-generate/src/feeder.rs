@@ -20,18 +20,18 @@ pub(crate) use self::decode::{Output, Wanted};
 use self::{chunks::Remaining, decode::DecodeLoop};
 use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser};
 
-/// Prompt tokens of a row that are always fed at once, however little memory there is.
+/// The smallest number of prompt tokens of a row that is fed at a time, however little memory there is.
 const SMALLEST_CHUNK: usize = 16;
 
-/// Feeds `batch` to `model`, `chunk` tokens of each row at a time, or all at once; logits `[rows, 1, vocab]` of the last
-/// tokens.
+/// Feeds `batch` to `model`, `chunk` tokens of each row at a time, or all at once. Returns the logits `[rows,
+/// 1, vocab]` of the last tokens.
 ///
-/// Chunks bound the memory that a long prompt takes while it is fed. The result is the same: rotary frequencies that
-/// depend on the length are chosen for the whole prompt, behind what `cache` holds already. A cache that remembers
-/// nothing is fed everything with the last chunk.
+/// Chunks bound the memory that a long prompt takes while it is fed. They do not change the result: rotary
+/// frequencies that depend on the length are chosen for the whole prompt, after the contents of `cache`. A
+/// cache that remembers nothing is fed everything with the last chunk.
 ///
 /// # Errors
-/// [`Error::Setting`] for chunks of 0 tokens; those of [`CausalModel::forward`].
+/// [`Error::Setting`] for chunks of 0 tokens; the errors of [`CausalModel::forward`].
 pub async fn prefill(
     model: Arc<dyn CausalModel>,
     cache: &mut ModelCache,
@@ -50,7 +50,7 @@ pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
     }
 }
 
-/// A model and the cache of one batch, with what that cache did not keep.
+/// A model and the cache of one batch, with the tokens that the cache did not keep.
 #[derive(Debug)]
 pub(crate) struct Feeder<'a> {
     pub(crate) model: Arc<dyn CausalModel>,
@@ -59,23 +59,23 @@ pub(crate) struct Feeder<'a> {
     pub(crate) left_pad: Vec<usize>,
     /// The kind of output that a pass gives.
     pub(crate) wanted: Wanted,
-    /// The latest tokens that were fed, where the cache has not seen them. They are fed again, in front.
+    /// The latest fed tokens, if the cache does not hold them. They are fed again, before new ones.
     unseen: Option<Unseen>,
-    /// Of the steps behind the prompt.
+    /// The decode steps; `None` before the first.
     decode: Option<DecodeLoop>,
     /// Whether steps are captured.
     capture: bool,
-    /// What chooses tokens on the device; `None`: the host does.
+    /// The chooser on the device; `None`: the host chooses.
     pub(crate) chooser: Option<Chooser>,
-    /// What is done when memory runs out; `None`: nothing.
+    /// The answer to an error of memory; `None`: the error ends the step.
     pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
-    /// What an encoder is given whenever the cache is empty.
+    /// Input of an encoder whenever the cache is empty.
     pub(crate) features: Option<Tensor<3>>,
-    /// Tokens that the cache was told the sequence will reach.
+    /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
-    /// Until when nothing that the cache holds is missing.
+    /// Allocations that the device refused. Nothing that the cache holds is missing before the first.
     pub(crate) refusals: Refusals,
-    /// Whether a step was given up with its recording since, and with it what the cache holds.
+    /// Whether a step was given up with its recording, and with it the contents of the cache.
     pub(crate) lost: bool,
 }
 
@@ -104,14 +104,14 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Tells the cache that the sequence is going to reach `tokens` tokens.
+    /// Tells the cache that the sequence will reach `tokens` tokens.
     pub(crate) fn reserve(&mut self, tokens: usize) {
         self.reaches = tokens;
         self.cache.reserve(tokens);
     }
 
-    /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation or gave up a
-    /// recording.
+    /// Forgets everything. The contents of the cache cannot be trusted, because the device refused an
+    /// allocation or gave up a recording.
     pub(crate) fn start_over(&mut self) {
         (self.unseen, self.decode) = (None, None);
         self.cache.discard();
@@ -159,7 +159,7 @@ impl<'a> Feeder<'a> {
         Ok(left)
     }
 
-    /// Has the cache hold each row `width` times, one behind the other.
+    /// Repeats each row of the cache `width` times, one after the other.
     pub(crate) fn widen(&mut self, width: usize) -> Result<()> {
         if width == 1 {
             return Ok(());
@@ -172,7 +172,7 @@ impl<'a> Feeder<'a> {
         self.reorder(&parents)
     }
 
-    /// Has the cache hold the first row of each of `prompts` prompts, which have equally many.
+    /// Keeps the first row of each of `prompts` prompts, which have equally many rows.
     pub(crate) fn narrow(&mut self, prompts: usize) -> Result<()> {
         let rows = self.left_pad.len();
         let firsts: Vec<usize> = (0..rows).step_by((rows / prompts.max(1)).max(1)).collect();
@@ -192,15 +192,15 @@ impl<'a> Feeder<'a> {
             *skip = parents.iter().map(|&parent| skip[parent]).collect();
         }
         match decode {
-            // The cache's buffers are others.
+            // The buffers of the cache were replaced.
             Some(decode) if same_rows => decode.record_again(),
             decode => *decode = None,
         }
         Ok(())
     }
 
-    /// See [`prefill`]; `chunk` is not 0. Hidden states, where they are [`Wanted`], are those of the whole batch, `[rows, tokens, hidden]`.
-    /// Other tasks of an async runtime run between chunks.
+    /// See [`prefill`]; `chunk` is not 0. If hidden states are [`Wanted`], returns those of the whole batch,
+    /// `[rows, tokens, hidden]`. Other tasks of an async runtime run between chunks.
     pub(crate) async fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
         self.cache.check_rows(batch.rows())?;
@@ -211,7 +211,7 @@ impl<'a> Feeder<'a> {
         let mut chunk = chunk.unwrap_or(len);
         let all = matches!(self.wanted, Wanted::Hidden);
         let mut left = Remaining::new(batch, all);
-        // What a cache that remembers nothing was fed before is fed again in front, so chunks save nothing.
+        // A cache that remembers nothing is fed all earlier tokens again, so chunks save nothing.
         let mut at_once = self.unseen.is_some();
         loop {
             let limits = self.cache.at_once_by_row(batch.rows());
@@ -235,7 +235,7 @@ impl<'a> Feeder<'a> {
                         if began.iter().any(|&began| began > 0) {
                             return Err(error);
                         }
-                        // What was there before the prompt is nothing, so the prompt can be fed again.
+                        // The cache was empty before the prompt, so the prompt can be fed again.
                         self.cache.reset();
                         self.cache.reserve(self.reaches);
                         (self.unseen, left) = (None, Remaining::new(batch, all));
@@ -258,7 +258,8 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// The largest half, quarter or so on of `n` prompt tokens that there is memory for; `None` where there is none.
+    /// The largest half, quarter and so on of `n` prompt tokens that there is memory for; `None` if there is
+    /// none.
     fn smaller_chunk(&mut self, n: usize) -> Option<usize> {
         let Self { model, cache, left_pad, .. } = self;
         let mut fits = |chunk: &usize| {
@@ -277,16 +278,17 @@ impl<'a> Feeder<'a> {
         chunk
     }
 
-    /// Whether it is the cache that takes too much, and all that it holds is there.
+    /// Whether the cache takes too much memory, and its contents are complete.
     fn can_answer(&self, error: &Error) -> bool {
         let too_much = matches!(error, Error::OutOfMemory { .. } | Error::BufferTooLarge { .. });
         too_much && self.refusals.none_since().is_ok()
     }
 
-    /// Has the cache take less, so that `n` tokens that did not fit can be fed again, `chunk` at a time.
+    /// Makes the cache take less memory, so that `n` tokens that did not fit can be fed again, `chunk` at a
+    /// time.
     ///
     /// # Errors
-    /// `error`, where nothing can be done about it.
+    /// `error`, if nothing can be done about it.
     pub(crate) fn free_memory(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(policy) = self.oom_policy.clone() else { return Err(error) };
         let Self { model, cache, left_pad, .. } = self;
@@ -304,9 +306,10 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds a token to every row. `tokens` `[rows, 1]`; `None`: those that the device chose in the step before.
+    /// Feeds a token to every row. `tokens`: `[rows, 1]`; `None`: the tokens that the device chose in the
+    /// step before.
     ///
-    /// Where the cache keeps nothing, the output is logits also if the device is to choose.
+    /// If the cache keeps nothing, the output is logits even if there is a chooser.
     pub(crate) fn step(&mut self, tokens: Option<Tensor<2, Int>>) -> Result<Output> {
         if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
             return self
@@ -328,7 +331,7 @@ impl<'a> Feeder<'a> {
             let before = self.cache.seq_lens(self.left_pad.len());
             match decode.step(self) {
                 Err(error) if self.can_answer(&error) => {
-                    // A step may fail behind its pass, when it is recorded.
+                    // A step may fail after its pass, when it is recorded.
                     if self.cache.truncate_rows(&before).is_err() {
                         return Err(error);
                     }
@@ -346,7 +349,8 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds tokens behind the prompt to a cache that remembers them; logits `[rows, tokens, vocab]` of all.
+    /// Feeds tokens after the prompt to a cache that remembers them. Returns the logits `[rows, tokens,
+    /// vocab]` of all.
     pub(crate) fn check(&mut self, batch: &Batch) -> Result<Tensor<3>> {
         self.decode = None;
         loop {
@@ -360,8 +364,8 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last, or what else is [`Wanted`]. Hidden states are those of all tokens that
-    /// were fed, the unseen ones included.
+    /// Feeds new tokens. Returns the logits `[rows, 1, vocab]` of the last, or other outputs that are
+    /// [`Wanted`]. Hidden states are those of all tokens that were fed, including the unseen ones.
     fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
         let Self { model, cache, left_pad, wanted, .. } = self;
         let (tokens, skip) = match &self.unseen {
@@ -377,18 +381,18 @@ impl<'a> Feeder<'a> {
         let before = cache.seq_lens(batch.rows());
         let logits = model.forward(&batch, wanted.logits(), cache)?;
         let Batch { tokens, skip, .. } = batch;
-        // A cache that remembers nothing has seen nothing.
+        // The length of a cache that remembers nothing does not change.
         let remembered = cache.seq_lens(before.len()) != before;
         self.unseen = (!remembered).then_some(Unseen { tokens, skip });
         Ok(logits)
     }
 }
 
-/// Tokens that a cache which remembers nothing was fed.
+/// Tokens that were fed to a cache that remembers nothing.
 #[derive(Debug)]
 struct Unseen {
     /// `[rows, tokens]`
     tokens: Tensor<2, Int>,
-    /// Columns of each row that are no tokens.
+    /// Number of columns of each row that are not tokens.
     skip: Vec<usize>,
 }

@@ -1,9 +1,9 @@
 //! The loop: a prompt goes in, tokens come out one step at a time (transformers' `_sample`).
 //!
-//! There are two ways to choose a token. Where nobody wants to see the scores, the device chooses it and feeds it on by
-//! itself; the host only reads along, at will one step behind, so that the device never waits. Otherwise, and where the
-//! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
-//! for a draw that falls on a rounding (see [`crate::sampler`]).
+//! There are two ways to choose a token. If nobody wants the scores, the device chooses the token and feeds
+//! it; the host only reads along, optionally one step later, so that the device never waits. Otherwise, and
+//! if the device has no kernel that samples, the scores go to the host and the token goes back. Both give the
+//! same tokens, unless a sample falls on a rounding (see [`crate::sampler`]).
 
 mod assisted;
 mod beams;
@@ -58,17 +58,18 @@ use crate::{
     stopping::StopReason,
 };
 
-/// A generation under way.
+/// A running generation.
 ///
-/// It ends when every row has ended ([`StopReason`]). The cache then holds the sequence
-/// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. This
-/// also holds when the generation is dropped earlier. If a look ahead fed a token too many and the cache cannot be
-/// truncated, it holds that token, too. After an unrecoverable out-of-memory error the cache is empty. Check `seq_len`
-/// before feeding more.
+/// The generation ends when every row has ended ([`StopReason`]). The cache then holds the sequence without
+/// its last token, which was never fed, as in transformers; the next prompt begins with that token. The same
+/// is true if the generation is dropped earlier. If lookahead fed a token too many and the cache cannot be
+/// truncated, the cache holds that token, too. After an unrecoverable out-of-memory error the cache is empty.
+/// Check `seq_len` before feeding more.
 ///
-/// Rows that have ended go on being computed, with tokens that mean nothing.
+/// Rows that have ended are still computed, with meaningless tokens.
 ///
-/// Where prompts have several rows, the cache holds the prompts alone at the end, or nothing if it cannot return to them.
+/// If prompts have several rows, the cache holds only the prompts at the end, or nothing if it cannot be
+/// truncated to them.
 #[derive(Debug)]
 pub struct Generation<'a> {
     rows: Rows,
@@ -83,13 +84,14 @@ pub struct Generation<'a> {
 impl<'a> Generation<'a> {
     /// Prepares to continue `batch`. Nothing is computed yet.
     ///
-    /// `cache` is borrowed, or given to the generation. It may hold the beginning of the rows; then `batch` is only what
-    /// follows, and its `left_pad` still counts the padding of the whole rows. `prompts` are the whole rows on the host, padding
-    /// left out: processors look at them.
+    /// `cache` is borrowed or owned. It may hold the beginning of the rows; then `batch` is only the rest,
+    /// and its `left_pad` still counts the padding of the whole rows. `prompts` are the whole rows on the
+    /// host, without padding, for processors.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not in the
-    /// vocabulary; [`Error::Setting`] for settings that do not go with the model, the cache or the prompt.
+    /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not
+    /// in the vocabulary; [`Error::Setting`] for settings that do not go with the model, the cache or the
+    /// prompt.
     pub fn new(
         model: Arc<dyn CausalModel>,
         cache: impl Into<CacheHandle<'a>>,
@@ -124,20 +126,20 @@ impl<'a> Generation<'a> {
         Ok(Self { rows, runner, search, options, recorder: StatsRecorder::new(stats), over: false })
     }
 
-    /// Makes `draft` draft tokens. To be called before the first step.
+    /// Adds a draft model. To be called before the first step.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, for settings that ask
-    /// for prompt lookup or several rows of a prompt, and for a cache that cannot forget tokens.
+    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, for settings
+    /// that ask for prompt lookup or several rows of a prompt, and for a cache that cannot forget tokens.
     pub fn with_draft(mut self, draft: DraftModel) -> Result<Self> {
         let seed = self.recorder.stats.seed;
         self.search.with_draft(draft, seed, &mut self.runner, &self.rows, &self.options)?;
         Ok(self)
     }
 
-    /// The next step; `None` after the last, and after an error.
+    /// Makes the next step; `None` after the last, and after an error.
     ///
-    /// A future that is dropped in the middle of a step ends the generation.
+    /// Dropping the future in the middle of a step ends the generation.
     pub async fn next_step(&mut self) -> Option<Result<Step>> {
         if self.over {
             return None;
@@ -155,8 +157,8 @@ impl<'a> Generation<'a> {
         self.recorder.stats
     }
 
-    /// Settings that the device has no kernel for. The scores of each step are read back for them; empty where the device
-    /// chooses the tokens, and on the CPU.
+    /// The settings that the device has no kernel for, so that the scores of each step are read back. Empty
+    /// if the device chooses the tokens, and on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
@@ -169,35 +171,35 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// The cache, for questions about it. It may be a step ahead.
+    /// The cache, read-only. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
         self.runner.cache()
     }
 
-    /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
+    /// The prompt and the tokens so far of a row, without padding; `None` if there is no such row.
     pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
         self.rows.list.get(row).map(|row| &row.ids[..])
     }
 
-    /// Tokens of each row that were generated.
+    /// Number of generated tokens of each row.
     pub fn generated(&self) -> usize {
         self.rows.delivered
     }
 
-    /// Why a row ended; `None` while it goes on, and where there is no such row.
+    /// The reason for which a row ended; `None` while it goes on, and if there is no such row.
     pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
         self.rows.list.get(row)?.stopped
     }
 
-    /// The sequences of each prompt so far: those to be returned, of a beam search the best first.
+    /// The sequences of each prompt so far that will be returned; of a beam search the best first.
     pub fn completions(&self) -> Vec<Vec<Completion>> {
         let mut completions = self.search.completions(&self.rows);
         completions.iter_mut().for_each(|all| all.truncate(self.options.settings.num_return_sequences));
         completions
     }
 
-    /// The tokens behind the first prompt that will not change any more. Of a beam search, those that all its sequences
-    /// begin with.
+    /// The tokens after the first prompt that will not change any more; of a beam search, the common
+    /// beginning of all sequences.
     pub fn agreed(&self) -> Vec<TokenId> {
         let all = self.search.completions(&self.rows);
         let mut all = all.into_iter().next().unwrap_or_default().into_iter().map(|one| one.tokens);
@@ -212,7 +214,8 @@ impl<'a> Generation<'a> {
 
 /// The loop.
 impl Generation<'_> {
-    /// See [`next_step`](Self::next_step). Other tasks run only where a step is made in several pieces.
+    /// See [`next_step`](Self::next_step). Other tasks of an async runtime run only within a step of several
+    /// chunks.
     async fn make_step(&mut self) -> Option<Result<Step>> {
         if self.over {
             return None;
@@ -256,9 +259,9 @@ impl Generation<'_> {
         search.choose(&mut StepState { runner, rows, options, recorder }).await
     }
 
-    /// Feeds all tokens again after an error that leaves nothing to trust in the cache. `for_memory`: the device
-    /// refused an allocation, so they are fed in smaller chunks or to a cache that takes less. Otherwise a recording
-    /// was given up, and steps are launched from then on.
+    /// Feeds all tokens again after an error that leaves nothing to trust in the cache. `for_memory`: the
+    /// device refused an allocation, so they are fed in smaller chunks or to a cache that takes less.
+    /// Otherwise a recording was given up, and steps are launched from then on.
     ///
     /// # Errors
     /// `error`, if that cannot be. The cache is empty then, and can be used.
@@ -347,8 +350,8 @@ impl Generation<'_> {
         self.options.compile
     }
 
-    /// Takes the logits `[rows, 1, vocab]` of a shared pass, and starts to read the numbers that the next tokens are
-    /// chosen by.
+    /// Takes the logits `[rows, 1, vocab]` of a shared pass, and starts to read the numbers that the next
+    /// tokens are chosen by.
     pub(crate) fn start_step(&mut self, logits: Tensor<3>) -> Result<Reading> {
         self.over = true;
         self.recorder.start();

@@ -10,39 +10,40 @@ use crate::{
     processors::{AllowedTokens, Processor, Processors},
 };
 
-/// The settings of a generation, complete and possible: [`GenerationConfig::resolve`] makes them, and checks
-/// them once.
+/// The settings of a generation, validated and complete. [`GenerationConfig::resolve`] creates and checks
+/// them.
 ///
-/// The defaults are transformers', but for the length: without one, transformers stops after 20 tokens, and this loop at
-/// the end of the text.
+/// The defaults are those of transformers, except the length: without a limit, transformers stops after 20
+/// tokens, and this loop at the end of the text.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `None`: until every row has ended. Whoever knows how many positions the model has puts a bound here.
+    /// The most tokens to generate for each row; `None`: until every row has ended. Callers that know the
+    /// positions of the model set a limit.
     pub(crate) max_new_tokens: Option<usize>,
-    /// Tokens of a row, prompt and padding included; counts only where `max_new_tokens` is `None`.
+    /// The most tokens of a row, prompt and padding included; used only if `max_new_tokens` is `None`.
     pub(crate) max_length: Option<usize>,
     /// No further token is generated after this time.
     pub(crate) max_time: Option<Duration>,
-    /// Whether tokens are drawn.
+    /// Whether tokens are sampled.
     pub(crate) do_sample: bool,
-    /// What changes the scores before a token is chosen.
+    /// Processors of the scores, before a token is chosen.
     pub(crate) processors: Processors,
     pub(crate) eos_token_id: Vec<TokenId>,
     pub(crate) pad_token_id: Option<TokenId>,
     pub(crate) stop_strings: Vec<String>,
-    /// How beams are searched; `None`: each row is continued by itself.
+    /// Beam search; `None`: each row is continued by itself.
     pub(crate) beams: Option<BeamSettings>,
-    /// How far scores are moved away from those after a negative prompt; `None`: not at all.
+    /// Scale of the distance from the scores after a negative prompt; `None`: no guidance.
     pub(crate) guidance_scale: Option<f32>,
     /// Contrastive search; `None`: tokens are chosen by their scores alone.
     pub(crate) contrastive: Option<ContrastiveSettings>,
-    /// The layers that the last one is contrasted with; `None`: it is not.
+    /// The layers that the last one is contrasted with; `None`: no contrast.
     pub(crate) dola_layers: Option<DolaLayers>,
-    /// How tokens are proposed, where they are.
+    /// Settings of drafts, used if there is a drafter.
     pub(crate) assisted: AssistedSettings,
-    /// Sequences that are returned for each prompt.
+    /// Number of sequences that are returned for each prompt.
     pub(crate) num_return_sequences: usize,
-    /// `None`: from the system, once.
+    /// The seed of the sampler; `None`: a random one.
     pub(crate) seed: Option<u64>,
 }
 
@@ -55,7 +56,7 @@ impl Default for Settings {
 impl GenerationConfig {
     /// Checks every value and fills in the defaults.
     ///
-    /// A temperature of 0 means greedy decoding, as it does to users of llama.cpp and ollama; transformers refuses it.
+    /// A temperature of 0 means greedy decoding, as in llama.cpp and ollama; transformers rejects it.
     ///
     /// # Errors
     /// [`Error::Setting`] for the first value that is impossible.
@@ -87,7 +88,7 @@ impl GenerationConfig {
         Settings {
             max_new_tokens: self.max_new_tokens.filter(|_| !endless),
             max_length: self.max_length.filter(|_| !endless),
-            // What is too long for a clock never passes.
+            // A time that is too long for a clock never passes.
             max_time: self.max_time.and_then(|seconds| Duration::try_from_secs_f32(seconds).ok()),
             do_sample,
             processors,
@@ -127,12 +128,12 @@ impl Settings {
         self.contrastive.map_or(Ok(()), |search| search.check(self))
     }
 
-    /// Tokens that are generated for each row at most; `None`: until every row has ended.
+    /// The most tokens that are generated for each row; `None`: until every row has ended.
     pub fn max_new_tokens(&self) -> Option<usize> {
         self.max_new_tokens
     }
 
-    /// Sets a limit, of one token at least, in place of `max_new_tokens` and `max_length`.
+    /// Sets a limit of at least one token, in place of `max_new_tokens` and `max_length`.
     pub fn set_max_new_tokens(&mut self, tokens: usize) {
         self.max_new_tokens = Some(tokens.max(1));
     }
@@ -142,22 +143,22 @@ impl Settings {
         &self.eos_token_id
     }
 
-    /// The token that shorter rows are padded with.
+    /// The padding token of shorter rows.
     pub fn pad_token_id(&self) -> Option<TokenId> {
         self.pad_token_id
     }
 
-    /// The texts that end a text.
+    /// The strings that end a text.
     pub fn stop_strings(&self) -> &[String] {
         &self.stop_strings
     }
 
-    /// Sequences that are returned for each prompt.
+    /// Number of sequences that are returned for each prompt.
     pub fn num_return_sequences(&self) -> usize {
         self.num_return_sequences
     }
 
-    /// Whether beams are searched.
+    /// Whether there is a beam search.
     pub fn has_beams(&self) -> bool {
         self.beams.is_some()
     }
@@ -167,24 +168,24 @@ impl Settings {
         self.contrastive.is_some()
     }
 
-    /// Adds a processor. It acts before those that only act where tokens are drawn.
+    /// Adds a processor. It runs before the processors that only apply to sampling.
     pub fn add_processor(&mut self, processor: Arc<dyn Processor>) {
         self.processors.add(processor);
     }
 
-    /// Allows only some tokens. Of several, the last counts.
+    /// Allows only some tokens. The last call counts.
     pub fn add_allowed_tokens(&mut self, allowed: AllowedTokens) {
         self.processors.add_allowed_tokens(allowed);
     }
 
-    /// Whether beams are searched as Transformers 4.47 does, for comparisons with it.
+    /// Makes beam search end as in Transformers 4.47, for comparisons with it.
     pub fn set_compat_4_47(&mut self, compat: bool) {
         if let Some(beams) = &mut self.beams {
             beams.compat_4_47 = compat;
         }
     }
 
-    /// Settings that are neither processors nor sampling. The scores of each step are read back for them.
+    /// Settings that are neither processors nor sampling, and need the scores of each step on the host.
     pub(crate) fn on_host(&self) -> Vec<&'static str> {
         let asked = [
             ("num_beams", self.beams.is_some()),
@@ -199,31 +200,34 @@ impl Settings {
         !self.on_host().is_empty()
     }
 
-    /// Rows of each prompt.
+    /// Number of rows of each prompt.
     pub fn width(&self) -> usize {
         self.beams.as_ref().map_or(self.num_return_sequences, |beams| beams.num_beams)
     }
 
-    /// Rows of each prompt that a step feeds.
+    /// Number of rows of each prompt that a step feeds.
     pub fn fed_rows(&self) -> usize {
         self.contrastive.map_or(self.width(), |search| search.top_k)
     }
 
-    /// Tokens of each row that are fed behind the prompt where `new` are generated: all but the last, which contrastive search feeds, too.
+    /// Number of tokens of each row that are fed after the prompt if `new` are generated: all but the last,
+    /// which only contrastive search feeds.
     pub fn fed(&self, new: usize) -> usize {
         new.saturating_sub(usize::from(self.contrastive.is_none()))
     }
 
-    /// What a row that has ended is fed: any token will do, so one that is not in the vocabulary is passed over.
+    /// The token that is fed to a row that has ended. Any token will do, so one outside of the vocabulary is
+    /// skipped.
     pub(crate) fn padding(&self, vocab: usize) -> TokenId {
         let mut candidates = self.pad_token_id.iter().chain(&self.eos_token_id);
         candidates.find(|&&id| (id as usize) < vocab).copied().unwrap_or(0)
     }
 
-    /// Tokens that may follow `tokens` tokens of a row, padding included; `None` where only the end of the text counts.
+    /// Number of tokens that may follow `tokens` tokens of a row, padding included; `None`: until the text
+    /// ends.
     ///
     /// # Errors
-    /// [`Error::Setting`] if `max_length` is used up by them.
+    /// [`Error::Setting`] if they use up `max_length`.
     pub fn new_tokens(&self, tokens: usize) -> Result<Option<usize>> {
         match (self.max_new_tokens, self.max_length) {
             (Some(new), _) => Ok(Some(new)),

@@ -1,20 +1,20 @@
-//! Why a row ends.
+//! The conditions that end a row.
 
 use std::{fmt, sync::Arc};
 
 use crate::{processors::RowState, tokenizer::Tokenizer};
 
-/// Why a row ended.
+/// The reason for which a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// A token that ends the text.
+    /// A token that ends a text.
     EndOfText,
     /// A stop string.
     StopString,
-    /// As many tokens as were asked for, or as the model has positions.
+    /// The limit of new tokens, or of positions of the model.
     Length,
-    /// The time that was given (`max_time`).
+    /// The time limit (`max_time`).
     Time,
     /// A criterion of the program.
     Criterion,
@@ -32,7 +32,7 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// Whether a row ends with its latest token. (`StoppingCriteria`)
+/// A condition that ends a row with its latest token. (`StoppingCriteria`)
 #[derive(Clone)]
 pub struct StoppingCriterion {
     ends: Arc<Criterion>,
@@ -42,15 +42,16 @@ pub struct StoppingCriterion {
 type Criterion = dyn Fn(&RowState<'_>) -> bool + Send + Sync;
 
 impl StoppingCriterion {
-    /// `ends` is asked after each token of each row.
+    /// `ends` is called after each token of each row.
     pub fn new(ends: impl Fn(&RowState<'_>) -> bool + Send + Sync + 'static) -> Self {
         Self { ends: Arc::new(ends), reason: StopReason::Criterion }
     }
 
-    /// Ends a row whose text has one of these strings after the prompt, also across tokens. Special tokens have the text that they are
-    /// written with. (`StopStringCriteria`)
+    /// Ends a row whose text has one of these strings after the prompt, also across tokens. Special tokens
+    /// count with their written text. (`StopStringCriteria`)
     pub fn stop_strings(tokenizer: Arc<Tokenizer>, strings: Vec<String>) -> Self {
-        // Tokens that a string may reach back: nearly all have a byte at least. Those before change how the first is written.
+        // A string reaches back this many tokens at most: nearly all have at least one byte. Tokens before
+        // them change how the first one is written.
         let longest = strings.iter().map(String::len).max().unwrap_or(0);
         let reach = 2 * longest + 8;
         let ends = move |row: &RowState<'_>| {

@@ -1,4 +1,4 @@
-//! From tokens to text, a piece at a time.
+//! Conversion of tokens to text, a piece at a time.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -6,14 +6,15 @@ use kiln_core::{Error, Result, model::TokenId};
 
 use crate::Tokenizer;
 
-/// Turns tokens into pieces of text, none of which ends inside a character. Special tokens have no text.
+/// Turns tokens into pieces of text. No piece ends inside a character. Special tokens have no text.
 ///
-/// Together the pieces are what decoding all tokens at once gives: tokenizers' own incremental decoding keeps the tokens
-/// that the next one may need before it, for a leading space or the other bytes of a character.
-/// (transformers' `TextIteratorStreamer` holds back whole words instead.)
+/// Together the pieces equal the text of all tokens decoded at once: tokenizers' own incremental decoding
+/// keeps the tokens that the next one may need before it, for a leading space or the other bytes of a
+/// character. (transformers' `TextIteratorStreamer` holds back whole words instead.)
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
-    /// The latest tokens, their text that was given out, and how many of them it came from.
+    /// The latest tokens, the part of their text that was returned, and the number of tokens that it came
+    /// from.
     ids: Vec<TokenId>,
     prefix: String,
     prefix_index: usize,
@@ -34,13 +35,13 @@ impl TextStream {
         Self { tokenizer, ids: Vec::new(), prefix: String::new(), prefix_index: 0 }
     }
 
-    /// A stream that goes on after `prompt`: decoders treat the first word of a text differently, and the first that is
-    /// generated is not the first.
+    /// Creates a stream that continues `prompt`: decoders treat the first word of a text differently, and the
+    /// first generated word is not the first.
     ///
     /// # Errors
     /// [`Error::Prompt`] if the tokenizer cannot decode.
     pub fn after(tokenizer: Arc<Tokenizer>, prompt: &[TokenId]) -> Result<Self> {
-        /// Enough for any decoder to know what came before, few enough to decode again with each token.
+        /// Number of tokens that any decoder needs as context, few enough to decode again with each token.
         const CONTEXT: usize = 8;
 
         let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
@@ -52,12 +53,13 @@ impl TextStream {
         Ok(Self { tokenizer, prefix_index: ids.len(), ids, prefix })
     }
 
-    /// The text that `id` completes, if it completes any.
+    /// Returns the text that `id` completes, if any.
     ///
     /// # Errors
-    /// [`Error::Prompt`] if the tokenizer cannot decode, or takes back what it gave out.
+    /// [`Error::Prompt`] if the tokenizer cannot decode, or changes text that was returned.
     pub fn push(&mut self, id: TokenId) -> Result<Option<String>> {
-        /// Tokens that complete no character together: a character has four bytes, so none will be completed.
+        /// Number of tokens without a complete character after which none will be completed: a character has
+        /// four bytes at most.
         const MOST_HELD: usize = 64;
 
         if self.ids.len() >= MOST_HELD {
@@ -71,10 +73,11 @@ impl TextStream {
         self.tokenizer.step(id, &mut self.ids, &mut self.prefix, &mut self.prefix_index)
     }
 
-    /// What was held back, incomplete characters as U+FFFD. The next token begins a new text.
+    /// Returns the text that was held back, incomplete characters as U+FFFD. The next token begins a new
+    /// text.
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     pub fn finish(&mut self) -> Result<Option<String>> {
         let text = self.tokenizer.decode(&self.ids, true)?;
         let held = text.strip_prefix(&self.prefix).filter(|held| !held.is_empty()).map(str::to_owned);
@@ -85,8 +88,8 @@ impl TextStream {
 
 /// The text of a generation up to the first stop string.
 ///
-/// Stop strings are looked for in the text that also has the special tokens, as Transformers looks for them (`StopStringCriteria`): a turn that
-/// ends with `<|im_end|>` ends there, though that token has no text.
+/// Stop strings are searched for in the text with the written special tokens, as in Transformers
+/// (`StopStringCriteria`): a turn that ends with `<|im_end|>` ends there, though that token has no text.
 #[derive(Debug)]
 pub struct StoppedText {
     stream: TextStream,
@@ -100,7 +103,8 @@ impl StoppedText {
         Ok(Self { stream, stops: StopStrings::new(stops)? })
     }
 
-    /// The text that is certain to stand before any stop string, now that `id` follows; empty after the first.
+    /// Appends `id`. Returns the text that certainly comes before any stop string; empty after the first stop
+    /// string.
     ///
     /// # Errors
     /// The errors of [`TextStream::push`].
@@ -116,7 +120,8 @@ impl StoppedText {
         Ok(certain)
     }
 
-    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed afterwards.
+    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed
+    /// afterwards.
     ///
     /// # Errors
     /// The errors of [`TextStream::finish`].
@@ -127,22 +132,22 @@ impl StoppedText {
         Ok(rest)
     }
 
-    /// Whether a stop string was met.
+    /// Whether a stop string was found.
     pub fn found(&self) -> bool {
         self.stops.found()
     }
 }
 
-/// Ends a text at the first stop string, wherever pieces begin and end.
+/// Ends a text at the first stop string, regardless of the borders of pieces.
 ///
-/// The first is the one that is complete first; the text ends before it. If several are complete at the same character,
-/// the longest counts.
+/// The first stop string is the one that is complete first; the text ends before it. If several are complete
+/// at the same character, the longest counts.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
-    /// Places of `held` that are searched and not given out.
+    /// Byte ranges of `held` that are searched and not returned.
     hidden: Vec<Range<usize>>,
     found: bool,
 }
@@ -158,7 +163,8 @@ impl StopStrings {
         Ok(Self { stops, ..Self::default() })
     }
 
-    /// The text that is certain to stand before any stop string; empty after the first.
+    /// Appends a piece. Returns the text that certainly comes before any stop string; empty after the first
+    /// stop string.
     pub fn push(&mut self, piece: &str) -> String {
         if self.found {
             return String::new();
@@ -175,7 +181,7 @@ impl StopStrings {
         given
     }
 
-    /// Goes on with text that is searched like any other and never given out, such as that of a special token.
+    /// Appends text that is searched like any other and never returned, such as that of a special token.
     pub fn push_hidden(&mut self, piece: &str) -> String {
         if !self.found {
             let start = self.held.len();
@@ -184,17 +190,18 @@ impl StopStrings {
         self.push(piece)
     }
 
-    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed afterwards.
+    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed
+    /// afterwards.
     pub fn finish(&mut self) -> String {
         self.take(self.held.len())
     }
 
-    /// Whether a stop string was met.
+    /// Whether a stop string was found.
     pub fn found(&self) -> bool {
         self.found
     }
 
-    /// Takes the first `bytes` bytes of the held text, and gives what of them is not hidden.
+    /// Removes the first `bytes` bytes of the held text, and returns the part that is not hidden.
     fn take(&mut self, bytes: usize) -> String {
         let rest = self.held.split_off(bytes);
         let taken = std::mem::replace(&mut self.held, rest);
@@ -211,7 +218,7 @@ impl StopStrings {
         given
     }
 
-    /// Bytes of the held text before the first place where a stop string may begin.
+    /// Number of bytes of the held text before the first place where a stop string may begin.
     fn certain(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);

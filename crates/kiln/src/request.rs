@@ -20,20 +20,21 @@ use crate::{
     sequence::{Reuse, Sequence, Steps},
 };
 
-/// Where the sequence is kept.
+/// The memory of the sequence.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in each request")]
 enum Memory<'a> {
-    /// In a cache that ends with the generation. `None`: one that the folder asks for.
+    /// A cache that ends with the generation. `None`: the kind that the folder asks for.
     Own(Option<Plan>),
     Cache(CacheHandle<'a>),
     Sequence(&'a mut Sequence),
 }
 
-/// A request to generate: made by [`Model::generate`] or [`Chat::say`](crate::Chat::say), ended by one of
-/// [`text`](Self::text), [`stream`](Self::stream), [`steps`](Self::steps) and [`prefill`](Self::prefill).
+/// A request to generate, made by [`Model::generate`] or [`Chat::say`](crate::Chat::say), and run by
+/// [`text`](Self::text), [`stream`](Self::stream), [`steps`](Self::steps) or [`prefill`](Self::prefill).
 ///
-/// Settings that are not given are those of the folder's `generation_config.json`, then the defaults of Transformers.
+/// Settings that are not given come from the folder's `generation_config.json`, then from the defaults of
+/// Transformers.
 ///
 /// A request holds its model. It borrows only a cache, a sequence or a chat that it is lent; without one it
 /// is `'static`, as what it generates is, and can be moved to another thread or kept in a struct.
@@ -45,17 +46,17 @@ pub struct Request<'a> {
     config: GenerationConfig,
     memory: Memory<'a>,
     draft: Option<Model>,
-    /// As far as they were given; the settings are made of `config` in the end.
+    /// The options that were given; the settings are made from `config` when the request runs.
     options: Options,
     on_oom: OnOutOfMemory,
     processors: Vec<Arc<dyn Processor>>,
     allowed_tokens: Option<AllowedTokens>,
     grammar: Option<Grammar>,
-    /// The answer that the text is in a conversation.
+    /// The answer of a conversation that the text is added to.
     answer: Option<Answer<'a>>,
-    /// What guidance moves away from.
+    /// The prompts that guidance moves away from.
     negative_prompt: Option<Prompt>,
-    /// What the model's encoder is given.
+    /// The input of the model's encoder.
     features: Option<Tensor<3>>,
 }
 
@@ -82,14 +83,16 @@ impl<'a> Request<'a> {
         Self { answer: Some(answer), ..self }
     }
 
-    /// The most tokens that are generated for each row. Default: until the text ends, or the model's positions do.
+    /// The most tokens that are generated for each row. Default: until the text ends, or the positions of the
+    /// model do.
     pub fn max_new_tokens(mut self, tokens: usize) -> Self {
         self.config.max_new_tokens = Some(tokens);
         self
     }
 
-    /// What the encoder of the model is given: `[rows, bins, frames]`, as many as [`CausalModel::features`] says, a row for each prompt. For
-    /// speech, [`Transcriber`](crate::Transcriber) makes them. A cache that holds what the encoder made of them is not given any.
+    /// The input of the encoder of the model, `[rows, bins, frames]`, as [`CausalModel::features`] says, with
+    /// one row for each prompt. For speech, [`Transcriber`](crate::Transcriber) makes it. A cache that holds
+    /// the output of the encoder needs no input.
     ///
     /// [`CausalModel::features`]: crate::expert::CausalModel::features
     #[doc(alias = "input_features")]
@@ -97,33 +100,35 @@ impl<'a> Request<'a> {
         Self { features: Some(features), ..self }
     }
 
-    /// Draws tokens at this temperature; 0 takes the likeliest token each time.
+    /// Samples tokens at this temperature; 0 takes the likeliest token each time.
     pub fn temperature(mut self, temperature: f32) -> Self {
         self.config.do_sample = Some(temperature > 0.0);
         self.config.temperature = Some(temperature);
         self
     }
 
-    /// Where tokens are drawn, the same seed draws the same tokens. Default: a new seed for each request.
+    /// The seed of the sampler: the same seed gives the same tokens. Default: a new seed for each request.
     pub fn seed(mut self, seed: u64) -> Self {
         self.config.seed = Some(seed);
         self
     }
 
-    /// Follows this many sequences at once, and takes the likeliest (beam search).
+    /// Follows this many sequences at once, and returns the likeliest (beam search).
     pub fn num_beams(mut self, beams: usize) -> Self {
         self.config.num_beams = Some(beams);
         self
     }
 
-    /// Returns this many sequences for each prompt, with beams or sampling: see [`completions`](Self::completions).
+    /// Returns this many sequences for each prompt, with beams or sampling: see
+    /// [`completions`](Self::completions).
     pub fn num_return_sequences(mut self, sequences: usize) -> Self {
         self.config.num_return_sequences = Some(sequences);
         self
     }
 
-    /// Moves the text away from the one that follows this prompt (classifier-free guidance): sets what `guidance_scale` compares
-    /// with. Of several prompts, each gets its own, or all get the same. Default: the last token of the prompt.
+    /// Moves the text away from the one that follows this prompt (classifier-free guidance), by
+    /// `guidance_scale`. Several prompts each have their own, or share one. Default: the last token of the
+    /// prompt.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -140,8 +145,9 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Has a smaller model propose tokens, which this one checks, many in one pass. The tokens are those that it would choose alone;
-    /// they come faster where most proposals are right. Where the smaller model has another tokenizer, proposals go through text.
+    /// Adds a smaller model that drafts tokens, which this one verifies many at a time. The tokens are those
+    /// that it would choose alone; they come faster if most drafts are right. If the smaller model has
+    /// another tokenizer, drafts are translated as text.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -161,14 +167,15 @@ impl<'a> Request<'a> {
         Self { draft: Some(draft.clone()), ..self }
     }
 
-    /// Any settings of the generation. Those that are absent stay what they are.
+    /// Any settings of the generation. Absent ones stay as they are.
     pub fn config(mut self, config: GenerationConfig) -> Self {
         self.config = config.merged_over(&self.config);
         self
     }
 
-    /// Adds a processor of one's own: it changes the scores of each token before it is chosen, on the host. It acts behind those
-    /// that the settings ask for, and before those that shape what is drawn from (temperature, `top_k` and so on).
+    /// Adds a custom processor, which changes the scores of each token before it is chosen, on the host. It
+    /// runs after the processors of the settings, and before those that only apply to sampling (temperature,
+    /// `top_k` and so on).
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -195,11 +202,12 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Chooses only tokens that `allowed` names: Transformers' `prefix_allowed_tokens_fn`. It is asked before each token of each row,
-    /// and acts behind `min_new_tokens` and before tokens that are forced. Of several, the last counts.
+    /// Chooses only tokens that `allowed` names: Transformers' `prefix_allowed_tokens_fn`. It is called
+    /// before each token of each row, and applies after `min_new_tokens` and before forced tokens. The last
+    /// call counts.
     ///
-    /// The generation ends with [`Error::Setting`] where no token is allowed, or one that is not in the vocabulary. If settings removed
-    /// all that are allowed, these are equally likely.
+    /// The generation ends with [`Error::Setting`] if no token is allowed, or one that is not in the
+    /// vocabulary. If settings removed all allowed tokens, these are equally likely.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -230,8 +238,9 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Only generates text that matches a grammar: a JSON schema, a regular expression or a Lark grammar. It needs a tokenizer
-    /// and a token that ends the text. A text that is cut off (`max_new_tokens`) is the beginning of one that matches.
+    /// Generates only text that matches a grammar: a JSON schema, a regular expression or a Lark grammar. A
+    /// tokenizer is needed, and a token that ends the text. A text that is cut off (`max_new_tokens`) is the
+    /// beginning of one that matches.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -248,7 +257,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Ends a row behind a token after which `ends` returns true. It is asked after each token of each row.
+    /// Ends a row after a token for which `ends` returns true. It is called after each token of each row.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -267,63 +276,64 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// The kind of cache that the generation makes for itself. Default: the one that the folder asks for, else `dynamic`.
+    /// The kind of cache that the generation creates. Default: the one that the folder asks for, else
+    /// `dynamic`.
     pub fn plan(self, plan: Plan) -> Self {
         Self { memory: Memory::Own(Some(plan)), ..self }
     }
 
-    /// Uses this cache, lent (`&mut cache`) or given away. Where it holds tokens, the prompt is what follows
-    /// them.
+    /// Uses this cache, lent (`&mut cache`) or given away. If it holds tokens, the prompt follows them.
     ///
-    /// Afterwards it holds all tokens but the last, which was never fed.
+    /// Afterwards the cache holds all tokens but the last, which was never fed.
     pub fn cache(self, cache: impl Into<CacheHandle<'a>>) -> Self {
         Self { memory: Memory::Cache(cache.into()), ..self }
     }
 
-    /// Uses the cache of this sequence. The prompt is the whole text: what the sequence holds of it is not computed again, and
-    /// what it holds besides is forgotten ([`Sequence::rewind_to`]).
+    /// Uses the cache of this sequence. The prompt is the whole text: the part that the sequence holds is not
+    /// computed again, and everything else that it holds is forgotten ([`Sequence::rewind_to`]).
     pub fn sequence(self, sequence: &'a mut Sequence) -> Self {
         Self { memory: Memory::Sequence(sequence), ..self }
     }
 
-    /// What is done when memory runs out. Default: layers of the cache move to host memory.
+    /// The answer to an error of memory. Default: layers of the cache move to host memory.
     pub fn on_oom(mut self, on_oom: OnOutOfMemory) -> Self {
         self.on_oom = on_oom;
         self
     }
 
-    /// Prompt tokens of each row in one forward pass. Default: as many as activations of 32 MiB allow.
+    /// Number of prompt tokens of each row in a forward pass. Default: as many as activations of 32 MiB
+    /// allow.
     pub fn prefill_chunk(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.options.prefill_chunk = tokens.into();
         self
     }
 
-    /// Whether the decode step is captured once and replayed, where the device can do so. Default: it is.
+    /// Whether the decode step is captured once and replayed, if the device supports it. Default: true.
     pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
         self.options.compile = compile.into().unwrap_or(true);
         self
     }
 
-    /// Whether tokens that a [`grammar`](Self::grammar) forces are fed in one pass, as many as change no token. Default: they are,
-    /// where the cache can take them back and keeps all that the model may see.
+    /// Whether tokens that a [`grammar`](Self::grammar) forces are fed in one pass, as many as change no
+    /// token. Default: true, if the cache can forget them and keeps everything that the model may see.
     pub fn fast_forward(mut self, fast_forward: impl Into<Option<bool>>) -> Self {
         self.options.fast_forward = fast_forward.into().unwrap_or(true);
         self
     }
 
-    /// Whether each step carries its logits, as the model gave them. Default: it does not.
+    /// Whether each step carries its logits, before processors. Default: false.
     pub fn keep_logits(mut self, keep: bool) -> Self {
         self.options.keep_logits = keep;
         self
     }
 
-    /// Whether each step carries its scores: the logits after all processors. Default: it does not.
+    /// Whether each step carries its scores: the logits after all processors. Default: false.
     pub fn keep_scores(mut self, keep: bool) -> Self {
         self.options.keep_scores = keep;
         self
     }
 
-    /// Generates the text that follows the prompt, all of it.
+    /// Generates the whole text that follows the prompt.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -334,17 +344,17 @@ impl<'a> Request<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`stream`](Self::stream), and what fails in the middle.
+    /// The errors of [`stream`](Self::stream), and of each step.
     pub fn text(self) -> Result<String> {
         self.stream()?.collect()
     }
 
-    /// Generates the text that follows the prompt, piece by piece. Stop strings end it. Of a beam search, a piece comes once all
-    /// beams agree on it.
+    /// Generates the text that follows the prompt, piece by piece. Stop strings end it. With beam search, a
+    /// piece comes once all beams agree on it.
     ///
     /// # Errors
-    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for several prompts and for a model without a tokenizer;
-    /// [`Error::Setting`] where several sequences are to be returned.
+    /// The errors of [`steps`](Self::steps); [`Error::Prompt`] for several prompts and for a model without a
+    /// tokenizer; [`Error::Setting`] if several sequences are to be returned.
     pub fn stream(self) -> Result<GeneratedText<'a>> {
         let tokenizer = self.model.tokenizer()?.clone();
         if let Prompt::Batch(rows) = &self.prompt
@@ -363,7 +373,8 @@ impl<'a> Request<'a> {
         GeneratedText::new(steps, stream, answer)
     }
 
-    /// Generates all sequences of each prompt: `num_return_sequences` of them, of a beam search the best first.
+    /// Generates all sequences of each prompt: `num_return_sequences` of them, the best first if there is a
+    /// beam search.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -376,15 +387,15 @@ impl<'a> Request<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`steps`](Self::steps), and what fails in the middle.
+    /// The errors of [`steps`](Self::steps), and of each step.
     pub fn completions(self) -> Result<Vec<Vec<Completion>>> {
         let mut steps = self.steps()?;
         steps.try_for_each(|step| step.map(drop))?;
         steps.completions()
     }
 
-    /// Generates tokens, one of each row in a step. A prompt has as many rows as beams, or as sequences to return. Nothing is added
-    /// to a conversation.
+    /// Generates tokens, one for each row in a step. A prompt has as many rows as beams, or as sequences to
+    /// return. Nothing is added to a conversation.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -397,19 +408,20 @@ impl<'a> Request<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Prompt`] for an empty prompt, ids outside the vocabulary and a prompt longer than the model's positions;
-    /// [`Error::Setting`] for impossible settings; [`Error::OutOfMemory`] and [`Error::Full`] where the sequence cannot fit.
+    /// [`Error::Prompt`] for an empty prompt, ids outside the vocabulary and a prompt longer than the model's
+    /// positions; [`Error::Setting`] for impossible settings; [`Error::OutOfMemory`] and [`Error::Full`] if
+    /// the sequence cannot fit.
     pub fn steps(self) -> Result<Steps<'a>> {
         self.start(true).map(|(steps, _)| steps)
     }
 
-    /// Computes the prompt into the sequence and generates nothing: the sequence is ready for what follows.
+    /// Computes the prompt into the sequence and generates nothing: the sequence is ready to be continued.
     ///
     /// The last token of each row is kept for the next generation, whose first token is chosen by it.
     ///
     /// # Errors
-    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for rows of one token, of which nothing would be computed;
-    /// [`Error::Setting`] without a [`sequence`](Self::sequence).
+    /// The errors of [`steps`](Self::steps); [`Error::Prompt`] for rows of one token, of which nothing would
+    /// be computed; [`Error::Setting`] without a [`sequence`](Self::sequence).
     pub fn prefill(self) -> Result<Reuse> {
         let Self { model, prompt, memory, options, on_oom, .. } = self;
         let Memory::Sequence(sequence) = memory else {

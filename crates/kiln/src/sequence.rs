@@ -1,4 +1,4 @@
-//! A cache that knows which tokens it holds, so that a conversation feeds only what is new.
+//! A cache that knows which tokens it holds, so that a conversation feeds only new ones.
 
 use std::{iter::FusedIterator, path::Path, sync::Arc};
 
@@ -9,10 +9,11 @@ use kiln_generate::{Completion, Generating, Generation, Settings, Stats, Step, S
 
 use crate::{Model, saved::SavedCache, text};
 
-/// The cache of one sequence, or of several that are continued together, with the tokens that it was fed.
+/// The cache of one sequence, or of several that are continued together, with the tokens that were fed.
 ///
-/// A [request](crate::Request::sequence) is given all tokens every time, as `generate` of Transformers is with a cache, and
-/// computes those that are not held. The tokens are kept here and never asked of the cache: it may have forgotten most of them.
+/// A [request](crate::Request::sequence) has all tokens every time, as `generate` of Transformers with a
+/// cache, and computes only those that are not held. The tokens are kept here and never read from the cache,
+/// which may have forgotten most of them.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -35,44 +36,44 @@ pub struct Sequence {
     held: Held,
 }
 
-/// What a cache was fed, and what it is about to be fed.
+/// The tokens that a cache was fed, and those that it is about to be fed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
-    /// Without padding, in the order they are fed in; how many were is in the cache's `seq_lens`. A row that has ended is
-    /// fed tokens that mean nothing, and those are not here.
+    /// The tokens of each row without padding, in the order of feeding; the cache's `seq_lens` has the number
+    /// of fed ones. A row that has ended is fed meaningless tokens, which are not included.
     rows: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
 }
 
-/// What of the tokens that were asked for was there already. Padding is not counted.
+/// How much of the requested tokens was reused. Padding is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reuse {
-    /// Tokens that the cache held.
+    /// Number of tokens that the cache held.
     pub reused: usize,
-    /// Tokens that are fed.
+    /// Number of tokens that are fed.
     pub fed: usize,
-    /// Tokens that the cache held and had to forget.
+    /// Number of tokens that the cache held and had to forget.
     pub forgotten: usize,
-    /// Whether it was emptied because it could not forget only those that differ.
+    /// Whether the cache was emptied because it could not forget only the tokens that differ.
     pub reset: bool,
 }
 
 impl Sequence {
-    /// An empty cache for `model`.
+    /// Creates an empty sequence for `model`.
     ///
     /// # Errors
-    /// Those of [`Model::cache`].
+    /// The errors of [`Model::cache`].
     pub fn new(model: &Model, plan: &Plan) -> Result<Self> {
         Ok(Self { cache: model.cache(plan)?, held: Held::default() })
     }
 
-    /// A copy that costs nothing until one of the two goes on: one prompt serves many continuations.
+    /// A copy that costs nothing until one of the two continues: one prompt serves many continuations.
     pub fn snapshot(&self) -> Self {
         Self { cache: self.cache.snapshot(), held: self.held.clone() }
     }
 
-    /// Writes the cache and its tokens to a file. `plan` is that it was made by.
+    /// Writes the cache and its tokens to a file. `plan`: the plan that created the cache.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -94,7 +95,7 @@ impl Sequence {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Prompt`] where it holds nothing; else those of [`Model::save_cache`].
+    /// [`Error::Prompt`] for an empty sequence; the errors of [`Model::save_cache`].
     pub fn save(&mut self, model: &Model, plan: &Plan, path: &Path) -> Result<()> {
         if self.is_empty() {
             return Err(Error::Prompt { why: "nothing is held yet, so there is nothing to save".to_owned() });
@@ -102,26 +103,27 @@ impl Sequence {
         model.save_cache(path, plan, &mut self.cache, &self.held.rows, &self.held.left_pad)
     }
 
-    /// Reads what [`save`](Self::save) wrote.
+    /// Reads a file of [`save`](Self::save).
     ///
     /// # Errors
-    /// Those of [`Model::load_cache`].
+    /// The errors of [`Model::load_cache`].
     pub fn load(model: &Model, plan: &Plan, path: &Path) -> Result<Self> {
         let SavedCache { cache, tokens, left_pad } = model.load_cache(path, plan)?;
         Ok(Self { cache, held: Held { rows: tokens, left_pad } })
     }
 
-    /// All tokens of each row, also those that were chosen last and are not held yet.
+    /// All tokens of each row, including those that were chosen last and are not held yet.
     pub fn tokens(&self) -> &[Vec<TokenId>] {
         &self.held.rows
     }
 
-    /// The tokens that are held, row by row; none where the cache remembers nothing.
+    /// The tokens that are held, row by row; none if the cache remembers nothing.
     pub fn ids(&self) -> Vec<&[TokenId]> {
         (0..self.held.rows.len()).map(|row| self.row(row)).collect()
     }
 
-    /// Tokens of the longest row that were fed, padding included, whether or not the cache still has them all.
+    /// Number of tokens of the longest row that were fed, padding included, whether or not the cache still
+    /// has them all.
     pub fn len(&self) -> usize {
         self.cache.seq_len()
     }
@@ -131,7 +133,7 @@ impl Sequence {
         self.len() == 0
     }
 
-    /// The cache, for questions about it.
+    /// The cache, read-only.
     pub fn cache(&self) -> &ModelCache {
         &self.cache
     }
@@ -142,7 +144,7 @@ impl Sequence {
         self.held = Held::default();
     }
 
-    /// Slots of each row that were fed, padding included.
+    /// Number of slots of each row that were fed, padding included.
     fn lens(&self) -> Vec<usize> {
         self.cache.seq_lens(self.held.rows.len())
     }
@@ -153,8 +155,8 @@ impl Sequence {
         self.held.rows.get(row).map_or(&[], |ids| ids.get(..fed).unwrap_or(ids))
     }
 
-    /// Slots of each row that can stay if `rows` are to be held: those before the first token that differs, all but one of
-    /// `rows`.
+    /// Number of slots of each row that can stay if `rows` are to be held: those before the first token that
+    /// differs, and at most all but one of `rows`.
     fn common(&self, rows: &[Vec<TokenId>]) -> Vec<usize> {
         let (pads, lens) = (&self.held.left_pad, self.lens());
         let ends: Vec<usize> = rows.iter().zip(pads).map(|(row, pad)| row.len() + pad).collect();
@@ -167,25 +169,25 @@ impl Sequence {
             (pad + same.min(row.len().saturating_sub(1))).min(lens[i])
         });
         let common: Vec<usize> = common.collect();
-        // Rows that can stay of one length do: they are fed together.
+        // Rows stay at one length if they can: they are fed together.
         match alike(&lens) && alike(&ends) {
             true => vec![common.iter().min().copied().unwrap_or(0); rows.len()],
             false => common,
         }
     }
 
-    /// Forgets what is not the beginning of `rows`, and at least their last token; returns how many tokens of the longest row stay,
-    /// padding included.
+    /// Forgets the tokens that are not the beginning of `rows`, and at least their last token. Returns the
+    /// number of tokens of the longest row that stay, padding included.
     ///
     /// A cache that cannot forget so much and no more forgets more, or everything.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where there is no row, or one is empty.
+    /// [`Error::Prompt`] for no row, or an empty row.
     pub fn rewind_to(&mut self, rows: &[Vec<TokenId>]) -> Result<usize> {
         self.rewind(rows, true).map(|_| self.len())
     }
 
-    /// `keeps`: whether what is held of `rows` stays. If not, everything is forgotten.
+    /// `keeps`: whether the held beginning of `rows` stays. If not, everything is forgotten.
     pub(crate) fn rewind(&mut self, rows: &[Vec<TokenId>], keeps: bool) -> Result<Reuse> {
         if rows.is_empty() || rows.iter().any(Vec::is_empty) {
             return Err(Error::Prompt { why: "the prompt is empty; give at least one token".into() });
@@ -214,7 +216,7 @@ impl Sequence {
     }
 
     /// # Errors
-    /// [`Error::NotAContinuation`] unless `rows` begin with all that is held and go on from there.
+    /// [`Error::NotAContinuation`] unless `rows` begin with all held tokens and continue them.
     pub fn check_continued_by(&self, rows: &[Vec<TokenId>]) -> Result<()> {
         let held = self.lens();
         let differs = self.common(rows).into_iter().zip(&held).find(|(common, held)| common != *held);
@@ -227,7 +229,8 @@ impl Sequence {
         }
     }
 
-    /// What of `rows` is not held, after [`rewind`](Self::rewind). From here on they count as being fed.
+    /// The tokens of `rows` that are not held, after [`rewind`](Self::rewind). From here on they count as
+    /// fed.
     pub(crate) fn rest(
         &mut self,
         rows: &[Vec<TokenId>],
@@ -250,7 +253,7 @@ impl Sequence {
         Ok(Batch { left_pad: self.held.left_pad.clone(), ..Batch::ragged(&rest, fill, model.device())? })
     }
 
-    /// What the sequence goes on with: the tokens that are fed, and one more of each row.
+    /// Sets the tokens of the sequence: the fed ones, and one more of each row.
     pub(crate) fn hold(&mut self, rows: Vec<Vec<TokenId>>) {
         self.held.rows = rows;
     }
@@ -262,8 +265,8 @@ impl Sequence {
 
 /// The steps of a generation: one token of each row at a time.
 ///
-/// It is an iterator that blocks; [`into_stream`](Self::into_stream) does not. A sequence that was given is told what was
-/// chosen. Dropped at any time, the steps leave it as it then is.
+/// The iterator blocks; [`into_stream`](Self::into_stream) does not. A sequence that was given records the
+/// chosen tokens, and stays valid if the steps are dropped at any time.
 #[derive(Debug)]
 pub struct Steps<'a> {
     generation: Generation<'a>,
@@ -279,14 +282,14 @@ impl<'a> Steps<'a> {
         reuse: Reuse,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Self {
-        // Where a prompt has several rows, the sequence keeps the prompt alone.
+        // If a prompt has several rows, the sequence keeps the prompt alone.
         let held = held.filter(|_| generation.settings().width() == 1);
         Self { generation, held, reuse, tokenizer }
     }
 
-    /// The next step; `None` after the last, and after an error.
+    /// Makes the next step; `None` after the last, and after an error.
     ///
-    /// A future that is dropped in the middle of a step ends the generation.
+    /// Dropping the future in the middle of a step ends the generation.
     pub async fn next_step(&mut self) -> Option<Result<Step>> {
         let step = self.generation.next_step().await;
         if let Some(Ok(step)) = &step {
@@ -295,7 +298,7 @@ impl<'a> Steps<'a> {
         step
     }
 
-    /// Tells the sequence what was chosen.
+    /// Records the chosen tokens in the sequence.
     pub(crate) fn hold_chosen(&mut self, step: &Step) {
         for (row, token) in self.held.iter_mut().flat_map(|held| &mut held.rows).zip(&step.tokens) {
             row.extend(token);
@@ -310,10 +313,11 @@ impl<'a> Steps<'a> {
         }))
     }
 
-    /// The sequences of each prompt so far: `num_return_sequences` of them, of a beam search the best first.
+    /// The sequences of each prompt so far: `num_return_sequences` of them, the best first if there is a beam
+    /// search.
     ///
     /// # Errors
-    /// [`Error::Prompt`] where the tokenizer cannot decode.
+    /// [`Error::Prompt`] if the tokenizer cannot decode.
     pub fn completions(&self) -> Result<Vec<Vec<Completion>>> {
         let mut completions = self.generation.completions();
         let Some(tokenizer) = &self.tokenizer else { return Ok(completions) };
@@ -334,49 +338,50 @@ impl<'a> Steps<'a> {
         self.generation.completions().into_iter().flatten().next()
     }
 
-    /// The tokens behind the first prompt that will not change any more. Of a beam search, those that all its sequences
-    /// begin with.
+    /// The tokens after the first prompt that will not change any more; of a beam search, the common
+    /// beginning of all sequences.
     pub fn agreed(&self) -> Vec<TokenId> {
         self.generation.agreed()
     }
 
-    /// What of the prompt was there already.
+    /// How much of the prompt was reused from the cache.
     pub fn reuse(&self) -> Reuse {
         self.reuse
     }
 
-    /// Times and counts so far.
+    /// Counts and times so far.
     pub fn stats(&self) -> Stats {
         self.generation.stats()
     }
 
-    /// What the generation runs by: every setting, filled in.
+    /// The settings of the generation, complete with defaults.
     pub fn settings(&self) -> &Settings {
         self.generation.settings()
     }
 
-    /// Why a row ended; `None` while it goes on, and where there is no such row.
+    /// The reason for which a row ended; `None` while it goes on, and if there is no such row.
     pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
         self.generation.stop_reason(row)
     }
 
-    /// Settings that the device has no kernel for: their scores are read back at each step. Always empty on the CPU.
+    /// The settings that the device has no kernel for, so that the scores of each step are read back. Always
+    /// empty on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         self.generation.processed_on_host()
     }
 
-    /// The cache, for questions about it. It may be a step ahead.
+    /// The cache, read-only. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
         self.generation.cache()
     }
 
-    /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
+    /// The prompt and the tokens so far of a row, without padding; `None` if there is no such row.
     pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
         self.generation.tokens(row)
     }
 }
 
-/// Tokens of a request among others.
+/// The tokens of a request in an engine.
 impl Generating for Steps<'static> {
     type Output = Step;
 

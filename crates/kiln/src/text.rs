@@ -15,15 +15,15 @@ use crate::{
 
 /// The text of a generation, piece by piece. No piece ends inside a character.
 ///
-/// It is an iterator that blocks; [`into_stream`](Self::into_stream) does not.
+/// The iterator blocks; [`into_stream`](Self::into_stream) does not.
 #[derive(Debug)]
 pub struct GeneratedText<'a> {
     steps: Steps<'a>,
     text: StoppedText,
     ended: Option<StopReason>,
-    /// Of a beam search: tokens that were taken from what its beams agree on.
+    /// For beam search: number of tokens that were taken from the common beginning of all beams.
     agreed: usize,
-    /// The answer that the text is in a conversation.
+    /// The answer of a conversation that the text is added to.
     answer: Option<Answer<'a>>,
 }
 
@@ -33,9 +33,9 @@ impl<'a> GeneratedText<'a> {
         Ok(Self { steps, text, ended: None, agreed: 0, answer })
     }
 
-    /// The next piece; `None` after the last, and after an error.
+    /// Generates the next piece; `None` after the last, and after an error.
     ///
-    /// A future that is dropped in the middle of a step ends the text.
+    /// Dropping the future in the middle of a step ends the text.
     pub async fn next_piece(&mut self) -> Option<Result<String>> {
         let piece = self.generate_piece().await;
         self.answer_with(piece.as_ref());
@@ -47,7 +47,7 @@ impl<'a> GeneratedText<'a> {
         match (piece, &mut self.answer) {
             (Some(Ok(piece)), Some(answer)) => answer.push(piece),
             (None, Some(answer)) => answer.complete(),
-            // What was said until then is the answer.
+            // The text before the error is the answer.
             (Some(Err(_)), _) => self.answer = None,
             (_, None) => {}
         }
@@ -76,27 +76,28 @@ impl<'a> GeneratedText<'a> {
         }))
     }
 
-    /// Times and counts so far.
+    /// Counts and times so far.
     pub fn stats(&self) -> Stats {
         self.steps.stats()
     }
 
-    /// Settings that the device has no kernel for: their scores are read back at each step. Always empty on the CPU.
+    /// The settings that the device has no kernel for, so that the scores of each step are read back. Always
+    /// empty on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         self.steps.processed_on_host()
     }
 
-    /// What of the prompt was in the cache already.
+    /// How much of the prompt was reused from the cache.
     pub fn reuse(&self) -> Reuse {
         self.steps.reuse()
     }
 
-    /// The cache, for questions about it. It may be a step ahead.
+    /// The cache, read-only. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
         self.steps.cache()
     }
 
-    /// Why it ended; `None` while it goes on.
+    /// The reason for which the text ended; `None` while it goes on.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.ended
     }
@@ -121,7 +122,7 @@ impl<'a> GeneratedText<'a> {
             None => (step.tokens.first().copied().flatten().into_iter().collect(), self.steps.stop_reason(0)),
             Some(_) => self.newly_agreed(step.finished.iter().all(|&finished| finished)),
         };
-        // The token that ends a text is no part of it.
+        // The token that ends a text is not part of it.
         if reason == Some(StopReason::EndOfText) {
             tokens.pop();
         }
@@ -152,12 +153,13 @@ impl<'a> GeneratedText<'a> {
         Some(Err(error))
     }
 
-    /// The text of tokens, as far as it is known not to end in the middle of a character or a stop string.
+    /// Appends tokens. Returns their text, up to an incomplete character or a possible stop string.
     fn push(&mut self, tokens: &[TokenId]) -> Result<String> {
         tokens.iter().map(|&token| self.text.push(token)).collect()
     }
 
-    /// Tokens that all beams have come to agree on; at the end all that is left of the best, and why it ended.
+    /// The new tokens that all beams agree on; at the end the rest of the best sequence, and the reason for
+    /// which it ended.
     fn newly_agreed(&mut self, is_over: bool) -> (Vec<TokenId>, Option<StopReason>) {
         let (mut agreed, reason) = match self.steps.best().filter(|_| is_over) {
             Some(best) => (best.tokens, best.stop_reason),
@@ -181,7 +183,7 @@ impl<'a> GeneratedText<'a> {
     }
 }
 
-/// Text of a request among others: a piece after each step that adds one.
+/// The text of a request in an engine: a piece after each step that adds one.
 impl Generating for GeneratedText<'static> {
     type Output = String;
 

@@ -55,7 +55,7 @@ impl<T: Generating> Together<T> {
         first..first + self.jobs[at].rows
     }
 
-    /// Adds a generation and its rows. Where they cannot join, it fails.
+    /// Adds a generation and its rows. If they cannot join, it fails.
     pub(super) fn join(&mut self, model: &Arc<dyn CausalModel>, mut job: Job<T>, events: &mut Vec<Event<T>>) {
         let generation = job.own.generation();
         let device = generation.runner.device().clone();
@@ -121,7 +121,7 @@ impl<T: Generating> Together<T> {
             }
         }
         self.in_pass = false;
-        // What the cache holds may never have been written.
+        // The contents of the cache may never have been written.
         feeder.refusals.none_since()?;
         for (id, error) in failed {
             if let Some(job) = self.leave(id) {

@@ -5,14 +5,15 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use kiln_core::batch::Batch;
 
-/// The part of a prompt that is still to be fed. Each row is cut into the chunks that it would be cut into alone.
+/// The part of a prompt that is still to be fed. Each row is cut into the chunks that it would be cut into
+/// alone.
 #[derive(Debug)]
 pub(super) struct Remaining {
-    /// Columns of each row.
+    /// Columns of each row that are left.
     columns: Vec<Range<usize>>,
-    /// Whether what is computed of all tokens is kept, not of the last alone.
+    /// Whether outputs of all tokens are kept, not of the last one alone.
     all: bool,
-    /// What is kept of each row so far, `[1, tokens, width]` of each chunk.
+    /// The outputs of each row so far, `[1, tokens, width]` for each chunk.
     kept: Vec<Vec<Tensor<3>>>,
 }
 
@@ -22,7 +23,7 @@ impl Remaining {
         Self { columns, all, kept: vec![Vec::new(); batch.rows()] }
     }
 
-    /// Columns of the next chunk, up to `limits` of each row.
+    /// The columns of the next chunk, up to `limits` of each row.
     pub(super) fn next(&self, limits: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
         let of_row = |(left, limit): (&Range<usize>, usize)| {
             left.start..left.end.min(left.start.saturating_add(limit))
@@ -30,7 +31,7 @@ impl Remaining {
         self.columns.iter().zip(limits).map(of_row).collect()
     }
 
-    /// Takes what a chunk gave; once nothing is left, what all chunks gave.
+    /// Takes the output of a chunk. Returns the output of all chunks after the last one.
     pub(super) fn fed(&mut self, chunk: Vec<Range<usize>>, given: Tensor<3>) -> Option<Tensor<3>> {
         let is_first = self.kept.iter().all(Vec::is_empty);
         for (columns, fed) in self.columns.iter_mut().zip(&chunk) {
@@ -52,7 +53,7 @@ impl Remaining {
     }
 }
 
-/// What was kept of rows that end together, `[rows, tokens, width]`. Zeros are in front of shorter rows.
+/// The outputs of rows that end together, `[rows, tokens, width]`. Shorter rows begin with zeros.
 fn side_by_side(rows: Vec<Vec<Tensor<3>>>) -> Tensor<3> {
     let rows: Vec<Tensor<3>> = rows.into_iter().map(|chunks| Tensor::cat(chunks, 1)).collect();
     let longest = rows.iter().map(|row| row.dims()[1]).max().unwrap_or(0);

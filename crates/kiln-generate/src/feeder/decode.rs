@@ -1,4 +1,5 @@
-//! Steps of one token each, fed from a buffer on the device: launched one by one, or captured once and replayed.
+//! Steps of one token each, fed from a buffer on the device: launched one by one, or captured once and
+//! replayed.
 
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
@@ -12,24 +13,25 @@ use kiln_kernels::{Recorded, Recording};
 use super::Feeder;
 use crate::chooser::{Chooser, Chosen};
 
-/// Steps that run before one is recorded: the allocator learns what a step needs.
+/// Number of steps before one is recorded: the allocator learns the needs of a step.
 const WARM_UP: usize = 3;
 
-/// Steps that rotary tables are made for at first; each time they end, for twice as many, up to the most.
+/// Number of steps in the first rotary table. Each following table has twice as many, up to the largest.
 const FIRST_TABLE: usize = 64;
 const LARGEST_TABLE: usize = 2048;
 
-/// What a step leaves on the device.
+/// The output of a step, on the device.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are two of it")]
 pub(crate) enum Output {
-    /// What the device chose. It is fed by the next step.
+    /// The choice of the device. The next step feeds it.
     Chosen(Chosen),
-    /// Logits `[rows, 1, vocab]`, or what else is [`Wanted`]. The next step is fed what [`DecodeLoop::give`] is given.
+    /// Logits `[rows, 1, vocab]`, or another output that is [`Wanted`]. The next step feeds the tokens of
+    /// [`DecodeLoop::give`].
     Logits(Tensor<3>),
 }
 
-/// What passes give: see [`Logits`].
+/// The outputs of a pass; see [`Logits`].
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Wanted {
     #[default]
@@ -51,10 +53,10 @@ impl Wanted {
 /// Feeds one token after the other to a model.
 #[derive(Debug)]
 pub(super) struct DecodeLoop {
-    /// What is fed next, `[rows, 1]`. Nothing else ever holds it, so that it is written in place.
+    /// The tokens that are fed next, `[rows, 1]`. They have one owner, so that they are written in place.
     tokens: Tensor<2, Int>,
     steps: Steps,
-    /// Steps that the tables were made for.
+    /// Number of steps in the current tables.
     table: usize,
     capture: Capture,
 }
@@ -63,7 +65,7 @@ pub(super) struct DecodeLoop {
 #[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Capture {
     Off,
-    /// Steps that were made since the allocator was told.
+    /// Number of steps since the allocator was told.
     WarmingUp(usize),
     On(Recording, Output),
     /// The device gave the recording up.
@@ -83,19 +85,19 @@ impl DecodeLoop {
         }
     }
 
-    /// What is fed next.
+    /// Returns the tokens that are fed next.
     pub(super) fn into_tokens(self) -> Tensor<2, Int> {
         self.tokens.clone()
     }
 
-    /// Sets what is fed next.
+    /// Sets the tokens that are fed next.
     pub(super) fn give(&mut self, tokens: Tensor<2, Int>) {
         let rows = self.tokens.dims()[0];
         self.tokens.inplace(|buffer| buffer.slice_assign([0..rows, 0..1], tokens));
     }
 
-    /// Feeds a token to every row. If there is a chooser, it chooses the next tokens on the device; otherwise the host
-    /// does.
+    /// Feeds a token to every row. If there is a chooser, it chooses the next tokens on the device; otherwise
+    /// the host does.
     pub(super) fn step(&mut self, feeder: &mut Feeder<'_>) -> Result<Output> {
         let device = self.tokens.device();
         if feeder.chooser.as_mut().is_some_and(Chooser::prepare) {
@@ -110,7 +112,7 @@ impl DecodeLoop {
             self.steps = steps(feeder, self.table, &device);
             self.record_again();
         }
-        // A buffer that has to grow is another one afterwards.
+        // A buffer that has to grow is replaced.
         let can_be_captured =
             feeder.chooser.as_ref().is_none_or(|chooser| chooser.can_be_captured(&feeder.cache));
         let repeats = can_be_captured && feeder.model.can_be_captured() && feeder.cache.replayable() > 0;
@@ -151,14 +153,15 @@ impl DecodeLoop {
         self.launch(feeder)
     }
 
-    /// The cache's buffers are others than those that were recorded.
+    /// Drops the recording, because the buffers of the cache were replaced.
     pub(super) fn record_again(&mut self) {
         if matches!(self.capture, Capture::On(..)) {
             self.capture = Capture::WarmingUp(0);
         }
     }
 
-    /// Whether a step was given up with its recording. What it was to write, the cache included, cannot be read any more.
+    /// Whether a step was given up with its recording. Everything that it was to write, the cache included,
+    /// cannot be read any more.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self.capture, Capture::Lost)
     }

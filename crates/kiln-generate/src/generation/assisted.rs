@@ -1,8 +1,8 @@
-//! Assisted decoding: tokens are proposed cheaply, and the model checks many of them in one pass. (transformers'
-//! `_assisted_decoding`, and speculative decoding)
+//! Assisted decoding: tokens are drafted cheaply, and the model verifies many of them in one pass.
+//! (transformers' `_assisted_decoding`, and speculative decoding)
 //!
-//! The tokens are those that the model would choose alone. A pass over several tokens takes hardly longer than one over one
-//! token, because its weights are read once.
+//! The tokens are those that the model would choose alone. A pass over several tokens takes hardly longer
+//! than a pass over one, because its weights are read once.
 
 mod constraint;
 mod draft_model;
@@ -38,7 +38,7 @@ use crate::{
     stopping::StopReason,
 };
 
-/// Assisted decoding: drafts, and the choice for each row that verifies them.
+/// Assisted decoding: the drafts, and the choice for each row that verifies them.
 #[derive(Debug)]
 pub(super) struct Assisted {
     drafts: Drafts,
@@ -48,7 +48,7 @@ pub(super) struct Assisted {
 /// The drafter, and the tokens that were accepted and not delivered yet.
 #[derive(Debug)]
 struct Drafts {
-    /// `None`: only what a grammar forces is proposed.
+    /// `None`: only tokens that a grammar forces are drafted.
     drafter: Option<Drafter>,
     rows: Vec<Ahead>,
 }
@@ -60,37 +60,37 @@ pub(super) enum Drafter {
     Model(Box<DraftModel>),
 }
 
-/// A row, beside the tokens that were delivered.
+/// The state of a row, beside the delivered tokens.
 #[derive(Debug)]
 struct Ahead {
     accepted: VecDeque<Accepted>,
-    /// Tokens that are proposed next, at most.
+    /// The most tokens that are drafted next.
     proposes: usize,
 }
 
-/// A token that follows a row, with what it was chosen by where that is kept.
+/// A token that follows a row, with the numbers that it was chosen by if they are kept.
 #[derive(Debug)]
 struct Accepted {
     token: TokenId,
     logits: Vec<f32>,
     scores: Vec<f32>,
-    /// Why the row ends with it; `None`: it goes on.
+    /// The reason for which the row ends with the token; `None`: it goes on.
     stopped: Option<StopReason>,
 }
 
-/// A row that tokens are proposed for.
+/// A row that needs drafted tokens.
 #[derive(Clone, Copy, Debug)]
 struct Asked<'a> {
     state: RowState<'a>,
-    /// Tokens that are of use; 0 also for rows that are not checked in this pass.
+    /// The most tokens that are of use; 0 for rows that are not verified in this pass.
     most: usize,
 }
 
-/// Tokens that are proposed for a row.
+/// The drafted tokens of a row.
 #[derive(Debug, Default)]
 struct Proposal {
     tokens: Vec<TokenId>,
-    /// The probabilities `[vocab]` that each was drawn with; empty where they were not drawn.
+    /// The probabilities `[vocab]` that each token was sampled from; empty if the tokens were not sampled.
     drawn_from: Vec<Vec<f64>>,
 }
 
@@ -98,7 +98,8 @@ impl Drafter {
     /// Prompt lookup, if the settings ask for it.
     ///
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) for other settings, or a cache, that drafts do not go with.
+    /// [`Error::Setting`](kiln_core::Error::Setting) for other settings, or a cache, that drafts do not go
+    /// with.
     pub(super) fn from_settings(runner: &Runner<'_>, rows: &Rows, options: &Options) -> Result<Option<Self>> {
         let Some(lookup) = options.settings.assisted.prompt_lookup else { return Ok(None) };
         check("prompt_lookup_num_tokens", runner, rows, options)?;
@@ -172,13 +173,13 @@ impl Drafts {
         Self { drafter, rows }
     }
 
-    /// Which rows wait for tokens.
+    /// Whether each row waits for tokens.
     fn waiting(&self, rows: &Rows) -> Vec<bool> {
         let waits = |(ahead, row): (&Ahead, &Row)| ahead.accepted.is_empty() && !row.finished();
         self.rows.iter().zip(&rows.list).map(waits).collect()
     }
 
-    /// Changes how many tokens are proposed next for a row.
+    /// Changes the number of tokens that are drafted next for a row.
     fn learn(&mut self, row: usize, settings: &AssistedSettings, same: usize, proposed: usize) {
         if proposed == 0
             || settings.schedule == Schedule::Constant
@@ -256,14 +257,15 @@ impl Assisted {
         made.map(|_| drafts.next(state.rows, state.runner.any))
     }
 
-    /// Forgets what the draft model was fed: it cannot be trusted.
+    /// Forgets the tokens of the draft model: its cache cannot be trusted.
     pub(super) fn start_over(&mut self) {
         if let Some(Drafter::Model(draft)) = &mut self.drafts.drafter {
             draft.start_over();
         }
     }
 
-    /// Feeds the accepted tokens that were not delivered to a cache that holds the delivered ones but the last.
+    /// Feeds the accepted tokens that were not delivered to a cache that holds the delivered ones but the
+    /// last.
     pub(super) fn catch_up(&mut self, runner: &mut Runner<'_>, rows: &Rows) -> Result<()> {
         let new: Vec<Vec<TokenId>> = rows
             .list
@@ -285,7 +287,8 @@ impl Assisted {
         runner.feeder.check(&batch).map(drop)
     }
 
-    /// Makes the cache forget the accepted tokens that were not delivered, and more if it cannot be truncated there.
+    /// Makes the cache forget the accepted tokens that were not delivered, and more if it cannot be truncated
+    /// there.
     pub(super) fn forget_accepted(runner: &mut Runner<'_>, rows: &Rows) {
         let cache = &mut runner.feeder.cache;
         let ends = cache.rewind_points(&rows.ends());

@@ -1,10 +1,12 @@
 //! Beam search: several sequences of each prompt are followed at once, and the best are returned.
 //!
-//! Every step adds up log-probabilities: for each prompt, the candidates are the best continuations of all its beams. There
-//! are twice as many as beams (more where several tokens end a text), so that enough of them go on where others end.
+//! Every step adds up log-probabilities: for each prompt, the candidates are the best continuations of all
+//! its beams. There are twice as many as beams (more if several tokens end a text), so that enough of them go
+//! on if others end.
 //!
-//! Beams follow `_beam_search` of transformers 5. Groups of beams and forced words follow `BeamSearchScorer` and
-//! `ConstrainedBeamSearchScorer` of 4.47, the last version that has them. The two differ in when a search ends.
+//! Beams follow `_beam_search` of transformers 5. Groups of beams and forced words follow `BeamSearchScorer`
+//! and `ConstrainedBeamSearchScorer` of 4.47, the last version that has them. The two differ in when a search
+//! ends.
 
 mod candidates;
 mod group;
@@ -39,16 +41,16 @@ use crate::{
     stopping::StopReason,
 };
 
-/// The beams of all prompts. Those of a prompt are rows that follow each other.
+/// The beams of all prompts. The beams of a prompt are consecutive rows.
 #[derive(Debug)]
 pub(super) struct Beams {
     settings: BeamSettings,
     words: Option<Words>,
     /// The groups of each prompt.
     prompts: Vec<Vec<Group>>,
-    /// Of each row.
+    /// The beam of each row.
     open: Vec<Open>,
-    /// `None`: the best candidates are taken, not drawn.
+    /// `None`: the best candidates are taken, not sampled.
     sampler: Option<Sampler>,
     /// The tokens that a grammar allows.
     masks: Option<Masks>,
@@ -57,13 +59,13 @@ pub(super) struct Beams {
 /// A beam: a sequence that goes on.
 #[derive(Clone, Debug, Default)]
 struct Open {
-    /// The sum of its log-probabilities, after processors.
+    /// The sum of the log-probabilities, after processors.
     sum: f32,
-    /// Of each generated token, the row that it continued, and its own log-probability.
+    /// For each generated token, the row that it continued, and its log-probability.
     path: Vec<(usize, f32)>,
 }
 
-/// The sum of beams that are not to be chosen.
+/// The sum of beams that cannot be chosen.
 const NEVER: f32 = -1e9;
 
 impl Beams {
@@ -183,7 +185,7 @@ impl Beams {
         Ok(choice)
     }
 
-    /// The next beams of a prompt; `None` for those of a group that is done.
+    /// The next beams of a prompt; `None` for beams of a group that is done.
     fn advance(
         &mut self,
         prompt: usize,
@@ -205,7 +207,7 @@ impl Beams {
                 choice.scores.resize(rows.end, Vec::new());
                 continue;
             }
-            // What the groups before chose in this step.
+            // The choice of the groups before, in this step.
             let chosen: Vec<TokenId> = next
                 .iter()
                 .map(|next: &Option<Candidate>| next.as_ref().map_or(any, |next| next.token))
@@ -242,7 +244,7 @@ impl Beams {
         Ok(next)
     }
 
-    /// Which groups are done, of all prompts.
+    /// Whether each group of all prompts is done.
     fn done(&self) -> impl Iterator<Item = bool> {
         self.prompts.iter().flatten().map(|group| group.done)
     }
@@ -256,7 +258,8 @@ impl Beams {
         self.prompts[prompt].iter().all(|group| group.done)
     }
 
-    /// Why the search of the group that `row` belongs to ended: for its best sequence; `None` while it goes on.
+    /// The reason for which the search of the group of `row` ended, for its best sequence; `None` while it
+    /// goes on.
     pub(super) fn stopped(&self, row: usize) -> Option<StopReason> {
         let BeamSettings { num_beams, num_beam_groups, .. } = self.settings;
         let group = self.prompts.get(row / num_beams)?.get(row % num_beams * num_beam_groups / num_beams)?;
@@ -264,14 +267,14 @@ impl Beams {
         group.done.then(best)
     }
 
-    /// Sequences of a prompt that have ended, the best first.
+    /// The ended sequences of a prompt, the best first.
     fn ended(&self, prompt: usize) -> Vec<&Completion> {
         let mut ended: Vec<&Completion> =
             self.prompts[prompt].iter().flat_map(|group| &group.finished).collect();
         let score = |completion: &Completion| completion.score.unwrap_or(f32::NEG_INFINITY);
         match self.settings.is_vectorised() {
             true => ended.sort_by(|a, b| score(b).total_cmp(&score(a))),
-            // Of equals the last that was found comes first.
+            // Of equals, the last that was found comes first.
             false => {
                 ended.sort_by(|a, b| score(a).total_cmp(&score(b)));
                 ended.reverse();

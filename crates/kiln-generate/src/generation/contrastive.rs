@@ -1,8 +1,9 @@
-//! Contrastive search: of the likeliest tokens, one that is unlike the text before it.
+//! Contrastive search: the choice, among the likeliest tokens, of one that is unlike the text before it.
 //!
-//! Each of the `top_k` likeliest tokens is fed. Its probability counts for it, and the largest cosine similarity of its hidden state to those
-//! of the tokens before it counts against it. ("A Contrastive Framework for Neural Text Generation",
-//! <https://arxiv.org/abs/2202.06417>; transformers 4.47's `_contrastive_search`)
+//! Each of the `top_k` likeliest tokens is fed. The probability of a token counts for it, and the largest
+//! cosine similarity of its hidden state to those of the tokens before counts against it. ("A Contrastive
+//! Framework for Neural Text Generation", <https://arxiv.org/abs/2202.06417>; transformers 4.47's
+//! `_contrastive_search`)
 
 mod context;
 mod settings;
@@ -31,9 +32,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Contrastive {
     settings: ContrastiveSettings,
-    /// The text of each row so far.
+    /// The hidden states of each row so far.
     contexts: Vec<Context>,
-    /// What was fed last; `None`: that is still to be fed.
+    /// The token that was fed last; `None`: it is still to be fed.
     fed: Option<Fed>,
     /// The tokens that a grammar allows.
     masks: Option<Masks>,
@@ -41,16 +42,16 @@ pub(super) struct Contrastive {
     allowed: Vec<Mask>,
 }
 
-/// The last token of each row, once it was fed.
+/// The last token of each row, after it was fed.
 #[derive(Debug)]
 struct Fed {
     /// `[rows, 1, hidden]`
     hidden: Tensor<3>,
-    /// The row of the cache that each row is in.
+    /// The row of the cache that holds each row.
     rows: Vec<usize>,
 }
 
-/// A token that may be next.
+/// A token that may be chosen next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     token: TokenId,
@@ -121,8 +122,8 @@ impl Contrastive {
         Ok(Fed { hidden: last(hidden), rows: (0..rows.len()).collect() })
     }
 
-    /// Makes the cache hold each row once, without its last token. If that cannot be, the cache holds that token, or
-    /// nothing.
+    /// Makes the cache hold each row once, without its last token. If that cannot be, the cache holds that
+    /// token, or nothing.
     pub(super) fn keep_chosen(&mut self, runner: &mut Runner<'_>, rows: &Rows) {
         let chosen = self.fed.take().map(|fed| fed.rows);
         let is_known = chosen.is_some() || runner.feeder.left_pad.len() == rows.len();
@@ -137,7 +138,8 @@ impl Contrastive {
         }
     }
 
-    /// The number of the best candidate of a row, of equals the first. `states` are their hidden states.
+    /// The index of the best candidate of a row, the first of equals. `states`: the hidden states of the
+    /// candidates.
     fn best(&self, row: usize, candidates: &[Candidate], states: &[Vec<f32>]) -> usize {
         let Some(context) = self.contexts.get(row) else { return 0 };
         let score = |(candidate, state): (&Candidate, &Vec<f32>)| {
@@ -149,8 +151,8 @@ impl Contrastive {
     }
 }
 
-/// Feeds `width` candidates of each row after the rows of the cache that hold the rows. Returns their hidden states
-/// `[rows · width, 1, hidden]`.
+/// Feeds `width` candidates of each row after the rows of the cache that hold the rows. Returns their hidden
+/// states `[rows · width, 1, hidden]`.
 fn feed_candidates(
     runner: &mut Runner<'_>,
     candidates: &[Vec<Candidate>],
@@ -159,7 +161,7 @@ fn feed_candidates(
 ) -> Result<Tensor<3>> {
     let parents: Vec<usize> = rows.iter().flat_map(|&row| std::iter::repeat_n(row, width)).collect();
     runner.feeder.reorder(&parents)?;
-    // A row that has fewer is filled up with its first, which no other equals.
+    // A row with fewer candidates is filled up with its first, which no other equals.
     let of_row = |of_row: &Vec<Candidate>| {
         let token = |i: usize| of_row.get(i).or(of_row.first()).map_or(0, |candidate| candidate.token);
         (0..width).map(token).collect::<Vec<_>>()
@@ -172,7 +174,8 @@ fn feed_candidates(
     }
 }
 
-/// The candidates of each row, and what is to be kept of the numbers that they were chosen by. Rows that have ended have any token.
+/// The candidates of each row, and the numbers of the choice that are to be kept. Rows that have ended have
+/// any token.
 fn proposed(step: &Scored<'_>, width: usize) -> Result<(Choice, Vec<Vec<Candidate>>)> {
     let Options { settings, keep_logits, .. } = step.options;
     let mut choice = Choice::default();
@@ -193,7 +196,8 @@ fn proposed(step: &Scored<'_>, width: usize) -> Result<(Choice, Vec<Vec<Candidat
     Ok((choice, candidates))
 }
 
-/// The likeliest `n` tokens, of equals the first. Removed tokens are not among them. (In transformers they are, and may be chosen.)
+/// The likeliest `n` tokens, the first of equals. Removed tokens are not among them. (In transformers they
+/// are, and may be chosen.)
 fn likeliest(scores: &[f32], n: usize) -> Result<Vec<Candidate>> {
     if greedy(scores).is_none() {
         return Err(no_distribution());

@@ -1,21 +1,23 @@
 //! DoLa: the logits of the last layer are contrasted with those of an earlier one.
 //!
-//! Of several earlier layers, the one whose distribution differs most is taken. ("DoLa: Decoding by Contrasting Layers Improves
-//! Factuality in Large Language Models", <https://arxiv.org/abs/2309.03883>; transformers 4.47's `_dola_decoding`)
+//! Of several earlier layers, the one with the most different distribution is taken. ("DoLa: Decoding by
+//! Contrasting Layers Improves Factuality in Large Language Models", <https://arxiv.org/abs/2309.03883>;
+//! transformers 4.47's `_dola_decoding`)
 
 use kiln_core::{Result, model::CausalModel};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{processors::log_softmax, settings::setting};
 
-/// The layers that the last one is contrasted with. Layer 0 is the embeddings, layer `n` what the first `n` blocks give.
+/// The layers that the last one is contrasted with. Layer 0 is the embeddings, layer `n` the output of the
+/// first `n` blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DolaLayers {
     /// Every second layer of the first half.
     Low,
     /// Every second layer of the second half.
     High,
-    /// These. Those that the model does not have before its last one are passed over.
+    /// The given layers. Layers that the model does not have before its last one are skipped.
     These(Vec<usize>),
 }
 
@@ -43,13 +45,13 @@ impl DolaLayers {
     /// The layers of `model` that are contrasted with its last, in ascending order.
     ///
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) where the model has none of them.
+    /// [`Error::Setting`](kiln_core::Error::Setting) if the model has none of them.
     pub(super) fn of(&self, model: &dyn CausalModel) -> Result<Vec<usize>> {
-        /// Layers of a large model that are taken from one of its ends.
+        /// Number of layers of a large model that are taken from one of its ends.
         const MOST: usize = 20;
 
         let layers = model.needs().len();
-        // With tied embeddings, layer 0 would say which token it was given.
+        // With tied embeddings, the logits of layer 0 would be those of its input token.
         let first = match (model.ties_embeddings(), layers) {
             (true, 3..) => 2,
             (true, 2) => 1,
@@ -75,8 +77,8 @@ impl DolaLayers {
     }
 }
 
-/// The last layer's logits `[rows, vocab]`, and what processors begin with, from the logits `[rows, layers + 1, vocab]` of earlier
-/// layers and the last.
+/// The last layer's logits `[rows, vocab]`, and the scores that processors begin with, from the logits
+/// `[rows, layers + 1, vocab]` of earlier layers and the last.
 pub(super) fn contrast(logits: &[f32], layers: usize, vocab: usize) -> (Vec<f32>, Vec<f32>) {
     let rows: Vec<&[f32]> = logits.chunks_exact((layers + 1) * vocab).collect();
     let of = |row: &[f32], layer: usize| log_softmax(&row[layer * vocab..(layer + 1) * vocab]);
@@ -84,7 +86,7 @@ pub(super) fn contrast(logits: &[f32], layers: usize, vocab: usize) -> (Vec<f32>
     let divergence = |layer: usize| -> f64 {
         rows.iter().zip(&last).map(|(row, last)| jensen_shannon(last, &of(row, layer))).sum()
     };
-    // One for all rows: of equals the first.
+    // One layer for all rows, the first of equals.
     let chosen = match layers {
         1 => 0,
         _ => (0..layers)
@@ -97,7 +99,7 @@ pub(super) fn contrast(logits: &[f32], layers: usize, vocab: usize) -> (Vec<f32>
     (rows.iter().flat_map(|row| &row[layers * vocab..]).copied().collect(), begin)
 }
 
-/// How far two distributions, given by log-probabilities, are apart: their Jensen-Shannon divergence, in proportion.
+/// The Jensen-Shannon divergence of two distributions, given by log-probabilities, up to a factor.
 fn jensen_shannon(a: &[f32], b: &[f32]) -> f64 {
     let of = |(&a, &b): (&f32, &f32)| {
         let mean = 0.5 * (a.exp() + b.exp());
@@ -109,7 +111,8 @@ fn jensen_shannon(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(of).sum()
 }
 
-/// The log-probabilities `last` without those of `earlier`. Tokens less likely than a tenth of the likeliest are removed.
+/// The differences of the log-probabilities `last` and `earlier`. Tokens less likely than a tenth of the
+/// likeliest are removed.
 fn difference(last: &[f32], earlier: &[f32]) -> Vec<f32> {
     let threshold = last.iter().copied().fold(f32::NEG_INFINITY, f32::max) + 0.1f32.ln();
     let of = |(&last, &earlier): (&f32, &f32)| match last < threshold {

@@ -1,7 +1,8 @@
-//! Guidance: tokens are chosen that are likelier after the prompt than after another one (classifier-free guidance).
+//! Guidance: the choice of tokens that are likelier after the prompt than after another one (classifier-free
+//! guidance).
 //!
-//! The model also continues a negative prompt, with a cache of its own. It is fed the tokens that were chosen for the prompt.
-//! (transformers' `UnbatchedClassifierFreeGuidanceLogitsProcessor`)
+//! The model also continues a negative prompt, with a cache of its own, which is fed the tokens that were
+//! chosen for the prompt. (transformers' `UnbatchedClassifierFreeGuidanceLogitsProcessor`)
 
 use std::sync::Arc;
 
@@ -29,18 +30,18 @@ pub(super) struct Guidance {
     feeder: Feeder<'static>,
     /// The negative prompt of each prompt.
     prompts: Rows,
-    /// What fills columns without a token.
+    /// The token that fills columns without a token.
     any: TokenId,
     device: Device,
 }
 
 impl Guidance {
-    /// The guidance that `options` ask for; `None` where they ask for none. The negative branch of `rows` gets a cache like
-    /// `cache`, which is empty.
+    /// The guidance that `options` ask for; `None` if they do not. The negative branch of `rows` gets an
+    /// empty cache like `cache`.
     ///
     /// # Errors
-    /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible, [`Error::Full`] if the cache
-    /// cannot hold the rows.
+    /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible, [`Error::Full`] if
+    /// the cache cannot hold the rows.
     pub(super) fn new(
         model: &Arc<dyn CausalModel>,
         cache: &ModelCache,
@@ -72,7 +73,7 @@ impl Guidance {
         check_vocabulary(negative, model.vocab())?;
         let ids = |row: &Row| match negative.get(row.index).or(negative.first()) {
             Some(ids) => ids.clone(),
-            // Where none is given, the last token of the prompt.
+            // By default, the last token of the prompt.
             None => row.ids.last().copied().into_iter().collect(),
         };
         let ids: Vec<Vec<TokenId>> = rows.prompts().map(ids).collect();
@@ -97,10 +98,10 @@ impl Guidance {
         Ok(Some(guidance))
     }
 
-    /// Prepares for `limit` tokens behind the negative prompts.
+    /// Prepares for `limit` tokens after the negative prompts.
     ///
     /// # Errors
-    /// [`Error::Full`] where the cache cannot hold them.
+    /// [`Error::Full`] if the cache cannot hold them.
     fn reserve(&mut self, limit: usize) -> Result<()> {
         let reaches = self.prompts.prompt_end() + limit - 1;
         match self.feeder.cache.capacity().filter(|&capacity| capacity < reaches) {
@@ -112,7 +113,8 @@ impl Guidance {
         }
     }
 
-    /// Feeds the negative branch what is fed to the rows next; its logits `[rows, 1, vocab]`.
+    /// Feeds the negative branch the tokens that are fed to the rows next. Returns its logits `[rows, 1,
+    /// vocab]`.
     pub(super) async fn feed(
         &mut self,
         next: &Next,
@@ -137,7 +139,8 @@ impl Guidance {
         }
     }
 
-    /// What processors begin with, from the `logits` and those of the negative branch, both `[rows, vocab]`.
+    /// The scores that processors begin with, from the `logits` and those of the negative branch, both
+    /// `[rows, vocab]`.
     pub(super) fn scores(&self, logits: &[f32], negative: &[f32], vocab: usize) -> Vec<f32> {
         let rows = logits.chunks_exact(vocab).zip(negative.chunks_exact(vocab));
         rows.flat_map(|(logits, negative)| {
@@ -153,7 +156,7 @@ impl Guidance {
         self.feeder.lost
     }
 
-    /// Forgets what was fed; see [`Feeder::start_over`].
+    /// Forgets everything that was fed; see [`Feeder::start_over`].
     pub(super) fn start_over(&mut self) {
         self.feeder.left_pad = self.prompts.list.iter().map(|row| row.left_pad).collect();
         self.feeder.start_over();

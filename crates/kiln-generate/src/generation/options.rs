@@ -7,40 +7,43 @@ use kiln_kernels::Kernels;
 
 use crate::{OomPolicy, grammar::Matcher, settings::Settings, stopping::StoppingCriterion};
 
-/// The options of a generation: its settings, and how it is run.
+/// The options of a generation: its settings, and how it runs.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub settings: Settings,
-    /// Prompt tokens of each row that a forward pass takes; `None`: all.
+    /// Number of prompt tokens of each row in a forward pass; `None`: all.
     pub prefill_chunk: Option<usize>,
-    /// Whether tokens are read one step behind the device. It changes no token; on a device that computes while the host
-    /// goes on it saves the wait, on others it costs a step at the end.
+    /// Whether the host reads tokens one step later than the device chooses them. The tokens do not change. A
+    /// device that computes in the background saves the wait; others compute one step too many.
     pub lookahead: bool,
-    /// Whether each step carries the logits, and the scores after the processors. Either costs a row of the vocabulary
-    /// a step, and the choice on the device.
+    /// Whether each step carries the logits, and the scores after the processors. Either one copies a row of
+    /// the vocabulary per step, and makes the host choose the tokens.
     pub keep_logits: bool,
     pub keep_scores: bool,
-    /// Whether the decode step is captured once and replayed, where the device has graphs and as long as the cache's
-    /// buffers stay the same. It changes no token.
+    /// Whether the decode step is captured once and replayed, if the device has graphs and as long as the
+    /// buffers of the cache stay the same. The tokens do not change.
     pub compile: bool,
-    /// What is done when memory runs out; `None`: the generation ends with the error.
+    /// The answer to an error of memory; `None`: the generation ends with the error.
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
-    /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
+    /// The grammar that every text must match, compiled and at the beginning of a text. Scores are then
+    /// processed on the host.
     pub grammar: Option<Matcher>,
-    /// Whether tokens that a grammar forces are fed in one pass, where the cache can take them back. It changes no token.
+    /// Whether tokens that a grammar forces are fed in one pass, if the cache can forget them. The tokens do
+    /// not change.
     pub fast_forward: bool,
-    /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all. Without any, each is the
-    /// last token of the prompt.
+    /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all.
+    /// Default: the last token of each prompt.
     pub negative_prompts: Vec<Vec<TokenId>>,
-    /// What ends a row beside the settings.
+    /// Conditions that end a row, beside the settings.
     pub stopping_criteria: Vec<StoppingCriterion>,
-    /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
+    /// The kernels of the model. If one of them samples tokens, scores stay on the device; `None`: the host
+    /// samples.
     pub kernels: Option<Kernels>,
 }
 
 impl Options {
-    /// How many of the likeliest tokens of each row are all that the next step is chosen by, and the kernels that find them; `None`: the
-    /// host needs all scores, or has them anyway.
+    /// Number of the likeliest tokens of each row that are enough to choose the next step, and the kernels
+    /// that find them; `None`: the host needs all scores, or has them anyway.
     pub(super) fn likeliest_wanted(&self) -> Option<(Kernels, usize)> {
         let Options { settings, keep_logits, keep_scores, grammar, kernels, .. } = self;
         let beams = settings.beams.as_ref()?;

@@ -1,4 +1,4 @@
-//! The rows of a batch: the tokens of each so far, and what ends it.
+//! The rows of a batch: the tokens of each so far, and the conditions that end it.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
 /// The rows of a batch, and how many steps they have taken.
 #[derive(Debug)]
 pub(super) struct Rows {
-    /// The rows of a prompt follow each other.
+    /// All rows. The rows of a prompt are consecutive.
     pub(super) list: Vec<Row>,
     /// Number of rows of each prompt.
     pub(super) width: usize,
@@ -28,22 +28,22 @@ pub(super) struct Rows {
 /// A row of the batch.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
-    /// The number of its prompt.
+    /// Index of the prompt.
     pub(super) index: usize,
     /// The prompt and the tokens so far, without padding.
     pub(super) ids: Vec<TokenId>,
-    /// Slots of padding in front.
+    /// Number of padding slots before the tokens.
     pub(super) left_pad: usize,
-    /// Tokens of them that are the prompt.
+    /// Number of tokens of the prompt.
     pub(super) prompt: usize,
-    /// Slots that it has seen after the prompt, padding included.
+    /// Number of slots at the end of the prompt, padding included.
     pub(super) prompt_end: usize,
-    /// Why it ended; `None` while it goes on.
+    /// The reason for which the row ended; `None` while it goes on.
     pub(super) stopped: Option<StopReason>,
 }
 
 impl Row {
-    /// What was generated so far.
+    /// The generated tokens so far.
     pub(super) fn completion(&self) -> Completion {
         Completion {
             tokens: self.ids[self.prompt..].to_vec(),
@@ -59,7 +59,7 @@ impl Row {
         self.stopped.is_some()
     }
 
-    /// How it looks after `generated` tokens of at most `limit`.
+    /// The state for processors, after `generated` tokens of at most `limit`.
     pub(super) fn state(&self, generated: usize, limit: Option<usize>) -> RowState<'_> {
         RowState {
             index: self.index,
@@ -73,12 +73,12 @@ impl Row {
 }
 
 impl Rows {
-    /// Creates the rows of `batch`, whose tokens on the host are `prompts`. `before`: slots of each row that the
-    /// cache holds.
+    /// Creates the rows of `batch`, whose tokens on the host are `prompts`. `before`: slots of each row that
+    /// the cache holds.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for rows that do not fit each other, and for ids that are not in a vocabulary of `vocab`
-    /// tokens; [`Error::Setting`] if the prompt exceeds `max_length`.
+    /// [`Error::Prompt`] for rows that do not fit each other, and for ids that are not in a vocabulary of
+    /// `vocab` tokens; [`Error::Setting`] if the prompt exceeds `max_length`.
     pub(super) fn new(
         batch: &Batch,
         prompts: Vec<Vec<TokenId>>,
@@ -115,7 +115,7 @@ impl Rows {
         self.list.iter().step_by(self.width.max(1))
     }
 
-    /// Number of slots that the longest row has seen after the prompt.
+    /// Number of slots of the longest row at the end of the prompt.
     pub(super) fn prompt_end(&self) -> usize {
         longest_prompt(&self.list)
     }
@@ -161,7 +161,7 @@ impl Rows {
         let held = prompt + self.delivered;
         feeder.prefill(&self.prompt_batch(any, device), chunk).await?;
         feeder.widen(self.width)?;
-        // One by one, as they came: what a sink cache keeps depends on it.
+        // One by one, as before: the tokens that a sink cache keeps depend on it.
         for column in prompt..held - 1 {
             read_back::yield_now().await;
             feeder.prefill(&columns(&self.list, column..column + 1, any, device), None).await?;
@@ -170,7 +170,7 @@ impl Rows {
     }
 }
 
-/// Number of slots that the longest row has seen after the prompt.
+/// Number of slots of the longest row at the end of the prompt.
 fn longest_prompt(rows: &[Row]) -> usize {
     rows.iter().map(|row| row.prompt_end).max().unwrap_or(0)
 }
@@ -193,7 +193,7 @@ fn columns(rows: &[Row], columns: Range<usize>, any: TokenId, device: &Device) -
     Batch { left_pad, skip, horizon: Vec::new(), ..Batch::new(tokens) }
 }
 
-/// What ends a row.
+/// The conditions that end a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stopping<'a> {
     pub(super) options: &'a Options,
@@ -201,7 +201,7 @@ pub(super) struct Stopping<'a> {
 }
 
 impl Stopping<'_> {
-    /// Why a row ends with its latest token; `None`: it goes on.
+    /// The reason for which a row ends with its latest token; `None`: it goes on.
     pub(super) fn reason(&self, row: &RowState<'_>) -> Option<StopReason> {
         let Options { settings, stopping_criteria, .. } = self.options;
         let ends_text = row.ids.last().is_some_and(|id| settings.eos_token_id.contains(id));
@@ -217,7 +217,7 @@ impl Stopping<'_> {
     }
 }
 
-/// `before`: slots of each row that the cache holds.
+/// Checks that the rows fit each other. `before`: number of slots of each row that the cache holds.
 fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: &[usize]) -> Result<()> {
     let error = |why: String| Err(Error::Prompt { why });
     let [rows, len] = batch.tokens.dims();

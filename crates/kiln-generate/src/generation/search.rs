@@ -118,7 +118,8 @@ impl Search {
         }
     }
 
-    /// Why `row` ended with the token that was chosen last, which `state` has; `None`: it goes on.
+    /// The reason for which `row` ended with the token that was chosen last, which `state` has; `None`: it
+    /// goes on.
     pub(super) fn stopped(
         &self,
         row: usize,

@@ -19,17 +19,16 @@ use crate::{
 /// to return; they follow each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// For each row; `None` once it has ended. The token that ends a row is still there.
+    /// The token of each row; `None` once it has ended. The token that ends a row is still there.
     pub tokens: Vec<Option<TokenId>>,
-    /// Whether this is the row's last step, or it came earlier.
+    /// Whether this is the last step of each row, or it came earlier.
     pub finished: Vec<bool>,
-    /// Of a beam search: the row whose tokens each row goes on with. Its tokens so far are replaced by
-    /// theirs.
+    /// For beam search: the row whose tokens each row continues. They replace its own tokens so far.
     pub parents: Option<Vec<usize>>,
-    /// `[row][vocab]`, as the model gave them; empty for rows that had ended. Of a beam search: of the rows
-    /// as they were before.
+    /// `[row][vocab]`, before processors; empty for rows that had ended. For beam search: of the rows as they
+    /// were before.
     pub logits: Option<Vec<Vec<f32>>>,
-    /// `[row][vocab]`, as the token was chosen by; empty for rows that had ended.
+    /// `[row][vocab]`, after processors; empty for rows that had ended.
     pub scores: Option<Vec<Vec<f32>>>,
 }
 

@@ -54,7 +54,7 @@ fn one(options: Options) -> (Vec<TokenId>, usize) {
     (row(&steps, 0), cache.seq_len())
 }
 
-/// What the model says without any cache.
+/// The tokens that the model gives without a cache.
 fn expected(n: usize) -> Vec<TokenId> {
     let mut ids = PROMPT.to_vec();
     for _ in 0..n {
@@ -95,7 +95,7 @@ fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
     }
 }
 
-/// What a row looked like at each step, and what its scores were.
+/// The state of a row at each step, as processors see it.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Vec<Seen>>);
 

@@ -1,27 +1,27 @@
-//! What a grammar allows behind tokens that are proposed.
+//! The tokens that a grammar allows after drafted tokens.
 
 use kiln_core::{Result, model::TokenId};
 
 use super::Proposal;
 use crate::grammar::{Advance, Mask, Masks, Nexts};
 
-/// What may follow in each row, and behind each token that is proposed for it. Without a grammar, everything may.
+/// The tokens that may follow each row, and each of its drafted tokens. Without a grammar, every token may.
 #[derive(Debug)]
 pub(super) struct Constraint<'m> {
     masks: Option<&'m mut Masks>,
-    /// For each row one behind its tokens, and one behind each proposed token.
+    /// For each row, the mask after its tokens, and one after each drafted token.
     nexts: Vec<Nexts>,
-    /// Proposed tokens of each row that the masks went on with.
+    /// Number of drafted tokens of each row that the masks advanced over.
     ahead: Vec<usize>,
     /// Whether masks are being computed.
     pending: bool,
 }
 
 impl<'m> Constraint<'m> {
-    /// Waits for what may follow in each of `rows` rows.
+    /// Waits for the masks of `rows` rows.
     ///
     /// # Errors
-    /// Those of [`Masks::wait`].
+    /// The errors of [`Masks::wait`].
     pub(super) fn begin(masks: Option<&'m mut Masks>, rows: usize) -> Result<Self> {
         let pending = masks.is_some();
         let mut constraint = Self { masks, nexts: vec![Nexts::new(); rows], ahead: vec![0; rows], pending };
@@ -29,17 +29,18 @@ impl<'m> Constraint<'m> {
         Ok(constraint)
     }
 
-    /// Tokens that must follow in a row.
+    /// The tokens that must follow a row.
     pub(super) fn forced(&self, row: usize) -> &[TokenId] {
         self.nexts.get(row).and_then(|nexts| nexts.first()).map_or(&[], |next| &next.forced)
     }
 
-    /// What may follow behind `proposed` proposed tokens of a row; `None`: everything.
+    /// The mask after the first `proposed` drafted tokens of a row; `None`: every token may follow.
     pub(super) fn mask(&self, row: usize, proposed: usize) -> Option<&Mask> {
         self.nexts.get(row)?.get(proposed).map(|next| &next.mask)
     }
 
-    /// Begins to compute what may follow behind one more proposed token of each row, of some rows behind none.
+    /// Starts to compute the masks after one more drafted token of each row; `None`: the row does not
+    /// advance.
     pub(super) fn follow(&mut self, tokens: &[Option<TokenId>]) -> Result<()> {
         let step = tokens.iter().enumerate();
         let step = step.map(|(parent, token)| Advance { tokens: one(*token), ..waits(parent) }).collect();
@@ -50,7 +51,7 @@ impl<'m> Constraint<'m> {
         Ok(())
     }
 
-    /// Waits for what [`follow`](Self::follow) began.
+    /// Waits for the masks that [`follow`](Self::follow) started.
     pub(super) fn wait(&mut self) -> Result<()> {
         let Some(masks) = self.masks.as_mut().filter(|_| self.pending) else { return Ok(()) };
         self.pending = false;
@@ -61,7 +62,7 @@ impl<'m> Constraint<'m> {
         Ok(())
     }
 
-    /// Cuts proposals that were made without a grammar before the first token that may not follow.
+    /// Cuts drafts that were made without a grammar before the first token that may not follow.
     pub(super) fn cut(&mut self, proposals: &mut [Proposal]) -> Result<()> {
         self.wait()?;
         let unseen = |row: usize, proposal: &Proposal| self.ahead[row] == 0 && !proposal.tokens.is_empty();
@@ -85,11 +86,11 @@ impl<'m> Constraint<'m> {
         Ok(())
     }
 
-    /// Has the rows go on with the tokens that were `chosen`. Of those, the first `same` of each row were proposed.
+    /// Advances the rows by the `chosen` tokens, of which the first `same` of each row were drafted.
     pub(super) fn accept(mut self, chosen: &[Vec<TokenId>], same: &[usize]) -> Result<()> {
         let step = chosen.iter().zip(same).enumerate().map(|(row, (chosen, &same))| {
             let stays = same.min(self.ahead[row]);
-            // Where no token was possible, a row stays where it is.
+            // If no token was possible, a row stays where it is.
             let allowed =
                 |&(i, token): &(usize, &TokenId)| self.mask(row, i).is_some_and(|m| m.allows(*token));
             let tokens = chosen.iter().enumerate().skip(stays).take_while(allowed);
@@ -124,7 +125,7 @@ impl<'m> Constraint<'m> {
     }
 }
 
-/// A row that does not go on.
+/// The advance of a row that stays where it is.
 fn waits(row: usize) -> Advance {
     Advance { parent: row, ..Advance::default() }
 }

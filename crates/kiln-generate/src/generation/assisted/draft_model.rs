@@ -1,4 +1,4 @@
-//! Proposals of a smaller model.
+//! Drafts of a smaller model.
 
 use std::sync::Arc;
 
@@ -19,29 +19,31 @@ use crate::{
     settings::Settings,
 };
 
-/// A smaller model that proposes tokens. (transformers' `assistant_model`)
+/// A smaller model that drafts tokens. (transformers' `assistant_model`)
 #[derive(Debug)]
 pub struct DraftModel {
     model: Arc<dyn CausalModel>,
     cache: ModelCache,
     device: Device,
-    /// Prompt tokens of each row that a forward pass takes.
+    /// Number of prompt tokens of each row in a forward pass.
     chunk: usize,
     /// The tokens of each row that the cache holds.
     held: Vec<Vec<TokenId>>,
-    /// `None`: it proposes the likeliest tokens.
+    /// `None`: the likeliest tokens are drafted.
     sampler: Option<Sampler>,
-    /// `None`: it has the vocabulary of the model.
+    /// `None`: the vocabulary is that of the model.
     translation: Option<Translation>,
 }
 
 impl DraftModel {
-    /// `cache` is empty, and of this model. Of a prompt, `chunk` tokens of each row are fed at a time.
+    /// Creates a draft model with an empty `cache` for it. A prompt is fed `chunk` tokens of each row at a
+    /// time.
     pub fn new(model: Arc<dyn CausalModel>, cache: ModelCache, device: Device, chunk: usize) -> Self {
         Self { model, cache, device, chunk: chunk.max(1), held: Vec::new(), sampler: None, translation: None }
     }
 
-    /// Gives its `tokenizer`, where it has another than the model has. Then its proposals go through text.
+    /// Sets the `tokenizer` of the draft model, if it differs from the tokenizer of the `model`. Drafts are
+    /// then translated as text.
     pub fn translated(self, tokenizer: Arc<Tokenizer>, model: Arc<Tokenizer>) -> Self {
         Self { translation: Some(Translation::new(model, tokenizer)), ..self }
     }
@@ -54,18 +56,18 @@ impl DraftModel {
         self.model.vocab()
     }
 
-    /// Has it draw its proposals, from streams of their own.
+    /// Samples drafts, from streams of their own.
     pub(super) fn draws(&mut self, seed: u64) {
         self.sampler = Some(Sampler::of_draft(seed));
     }
 
-    /// Forgets everything: what the cache holds cannot be trusted.
+    /// Forgets everything: the cache cannot be trusted.
     pub(super) fn start_over(&mut self) {
         self.cache.reset();
         self.held.clear();
     }
 
-    /// Proposes tokens for each row. It sees what the model sees: its scores go through the same grammar and processors.
+    /// Drafts tokens for each row. Scores go through the same grammar and processors as those of the model.
     pub(super) async fn propose(
         &mut self,
         asked: &[Asked<'_>],
@@ -110,7 +112,7 @@ impl DraftModel {
         Ok(proposals)
     }
 
-    /// Adds a token to the proposal of row `i`; whether it was there, and likely enough to go on.
+    /// Adds a token to the draft of row `i`. Returns whether there was one that is likely enough to go on.
     fn extend(
         &mut self,
         i: usize,
@@ -125,7 +127,7 @@ impl DraftModel {
         }
         let ids = [row.state.ids, &proposal.tokens].concat();
         let state = row.state.ahead(&ids, proposal.tokens.len());
-        // Where nothing can follow, nothing is proposed: the model may go another way.
+        // If no token can follow, none is drafted: the model may go another way.
         let token = settings.processors.apply(&state, &mut scores).and_then(|()| match &mut self.sampler {
             Some(sampler) => sampler.sample(i, &scores),
             None => greedy(&scores).ok_or_else(no_distribution),
@@ -142,8 +144,8 @@ impl DraftModel {
         likely >= f64::from(settings.assisted.confidence_threshold)
     }
 
-    /// Forgets what is not the beginning of the rows that are `wanted`, and at least their last token; the tokens of each row
-    /// that are to be fed. `most` tokens may be proposed.
+    /// Forgets the tokens that are not the beginning of the `wanted` rows, and at least their last token.
+    /// Returns the tokens of each row that are to be fed. `most`: the most tokens that may be drafted.
     pub(super) fn go_back(
         &mut self,
         wanted: &[Option<&[TokenId]>],
@@ -160,7 +162,7 @@ impl DraftModel {
         let keep: Vec<usize> = wanted.iter().zip(&self.held).map(keep).collect();
         let keep = self.cache.rewind_points(&keep);
         self.cache.truncate_rows(&keep)?;
-        // The next time, all that is proposed now may have to be forgotten.
+        // All tokens that are drafted now may have to be forgotten next time.
         self.cache.keep_history(most + 1);
         for (held, keep) in self.held.iter_mut().zip(keep) {
             held.truncate(keep);
@@ -171,7 +173,7 @@ impl DraftModel {
         Ok(wanted.iter().zip(&self.held).map(rest).collect())
     }
 
-    /// Feeds tokens to rows, to some of them none; logits `[rows, vocab]` behind the last.
+    /// Feeds tokens to rows, none to some of them. Returns the logits `[rows, vocab]` after the last.
     pub(super) async fn feed(&mut self, new: &[Vec<TokenId>]) -> Result<Vec<f32>> {
         let held: Vec<usize> = self.held.iter().map(Vec::len).collect();
         let batch = uneven(new, &held, &vec![0; new.len()], &self.device);
@@ -195,7 +197,8 @@ impl DraftModel {
     }
 }
 
-/// New tokens of rows that have any number of them, also none. `before`: slots of each row that were fed.
+/// A batch of new tokens, of which rows may have different numbers, also none. `before`: number of slots of
+/// each row that were fed.
 pub(super) fn uneven(new: &[Vec<TokenId>], before: &[usize], left_pad: &[usize], device: &Device) -> Batch {
     let len = new.iter().map(Vec::len).max().unwrap_or(0);
     let skip: Vec<usize> = new.iter().map(|row| len - row.len()).collect();

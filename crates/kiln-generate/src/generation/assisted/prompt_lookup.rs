@@ -1,4 +1,4 @@
-//! Proposals from what a row holds already: what followed the same few tokens before.
+//! Drafts from the tokens of the row: those that followed the same few tokens before.
 
 use kiln_core::model::TokenId;
 
@@ -10,8 +10,9 @@ use crate::{
 };
 
 impl PromptLookup {
-    /// What followed the last tokens of the row where they occurred first. Longer ends of the row go before shorter ones. Tokens that end a
-    /// text, and those that processors forbid, are left out with all behind them. `mask`: what the first may be.
+    /// Drafts the tokens that followed the last tokens of the row at their first occurrence, trying longer
+    /// ends of the row first. A draft ends before a token that ends a text or that processors forbid. `mask`:
+    /// the tokens that may come first.
     pub(super) fn propose(
         &self,
         asked: &Asked<'_>,
@@ -38,7 +39,7 @@ impl PromptLookup {
     }
 }
 
-/// The first of `tokens`, up to one that processors remove whatever its score is.
+/// The first of `tokens`, up to one that processors remove regardless of its score.
 fn permitted<'a>(
     row: RowState<'_>,
     tokens: &'a [TokenId],

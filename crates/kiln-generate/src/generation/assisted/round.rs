@@ -1,4 +1,4 @@
-//! One pass: tokens are proposed, checked, and forgotten where they are wrong.
+//! A pass of assisted decoding: tokens are drafted, verified, and forgotten if they are wrong.
 
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
 use kiln_kernels::INVARIANT_UP_TO;
@@ -17,8 +17,9 @@ use crate::{
 };
 
 impl Drafts {
-    /// Drafts tokens for the rows that wait for them, and verifies them in one pass by the choice of `each`. Returns
-    /// false if nothing is drafted, so that a step of one token of each row does as well. Then nothing has changed.
+    /// Drafts tokens for the rows that wait for them, and verifies them in one pass by the choice of `each`.
+    /// Returns false if nothing is drafted, so that a step of one token of each row does as well. Then
+    /// nothing has changed.
     pub(super) async fn round(&mut self, each: &mut EachRow, state: &mut StepState<'_, '_>) -> Result<bool> {
         let EachRow { sampler, masks } = each;
         let mut constraint = Constraint::begin(masks.as_mut(), state.rows.len())?;
@@ -50,7 +51,7 @@ impl Drafts {
         let vocab = feeder.model.vocab();
         let seen = feeder.cache.seq_lens(rows.len());
         let waits: Vec<bool> = self.waiting(all);
-        // Tokens that the cache does not hold, the last one at least.
+        // Number of tokens that the cache does not hold, including the last one.
         let unfed: Vec<usize> = rows
             .iter()
             .zip(&seen)
@@ -63,7 +64,7 @@ impl Drafts {
             let room = room.saturating_sub(seen[i] + unfed[i]).min(at_once[i].saturating_sub(unfed[i]));
             if waits[i] { left.min(room) } else { 0 }
         };
-        // Few enough that no number of a pass differs from those of single steps.
+        // Few enough that no number of a pass differs from that of single steps.
         let forced_most = (INVARIANT_UP_TO / rows.len()).saturating_sub(1);
         let forced: Vec<Vec<TokenId>> = (0..rows.len())
             .map(|i| constraint.forced(i).iter().copied().take(most(i).min(forced_most)).collect())
@@ -76,7 +77,7 @@ impl Drafts {
             .collect();
         let mut proposals = self.proposed(&asked, &forced, &options.settings, vocab, constraint).await?;
         constraint.cut(&mut proposals)?;
-        // The next step feeds one token of each row, behind those that it has.
+        // The next step feeds one token of each row, after the fed ones.
         let even = (0..rows.len()).all(|i| {
             let own = rows[i].prompt_end + rows[i].ids.len() - rows[i].prompt;
             seen[i] + 1 >= own && (waits[i] || rows[i].finished())
@@ -133,7 +134,7 @@ impl Drafts {
         Ok(Some(chosen))
     }
 
-    /// What is proposed for each row: the tokens that are `forced`, where there are any.
+    /// Drafts tokens for each row: the `forced` ones, if there are any.
     async fn proposed(
         &mut self,
         asked: &[Asked<'_>],
@@ -153,15 +154,15 @@ impl Drafts {
     }
 }
 
-/// What a pass chose for each row.
+/// The choice of a pass for each row.
 #[derive(Debug)]
 struct Chosen {
     tokens: Vec<Vec<TokenId>>,
-    /// How many of them were proposed.
+    /// Number of tokens that were drafted.
     same: Vec<usize>,
 }
 
-/// Feeds a batch; logits `[rows, columns, vocab]` of all its tokens.
+/// Feeds a batch. Returns the logits `[rows, columns, vocab]` of all its tokens.
 async fn check(feeder: &mut Feeder<'_>, batch: Batch) -> Result<Vec<f32>> {
     let logits = feeder.check(&batch)?;
     let read = read_back::start(logits).finish().await;
@@ -171,11 +172,11 @@ async fn check(feeder: &mut Feeder<'_>, batch: Batch) -> Result<Vec<f32>> {
     read?.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
 }
 
-/// Has the cache forget all tokens of each row behind `ends`. One that can only return to an earlier length does, and is fed what is missing
-/// with the next pass.
+/// Makes the cache forget all tokens of each row after `ends`. If it can only return to an earlier length,
+/// the missing tokens are fed in the next pass.
 fn go_back(cache: &mut ModelCache, rows: &Rows, ends: &[usize], waits: &[bool]) -> Result<()> {
     let points = cache.rewind_points(ends);
-    // A row that ends here has nothing behind it.
+    // No token follows a row that ends here.
     let can_be_fed = rows
         .list
         .iter()

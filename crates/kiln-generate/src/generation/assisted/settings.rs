@@ -1,4 +1,4 @@
-//! How tokens are proposed.
+//! Settings of drafts.
 
 use kiln_core::Result;
 use serde::{Deserialize, Deserializer, de};
@@ -8,14 +8,15 @@ use crate::{
     settings::{at_least_one, fraction, setting},
 };
 
-/// How the number of tokens that a draft model proposes changes from one pass to the next. (`num_assistant_tokens_schedule`)
+/// The change of the number of tokens that a draft model drafts, from one pass to the next.
+/// (`num_assistant_tokens_schedule`)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// Never. (`"constant"`)
+    /// The number never changes. (`"constant"`)
     #[default]
     Constant,
-    /// Two more where all were accepted, else one less; each generation begins with `num_assistant_tokens`. (`"heuristic"`,
-    /// `"heuristic_transient"`)
+    /// Two more if all were accepted, else one less; each generation begins with `num_assistant_tokens`.
+    /// (`"heuristic"`, `"heuristic_transient"`)
     Heuristic,
 }
 
@@ -31,28 +32,30 @@ impl<'de> Deserialize<'de> for Schedule {
     }
 }
 
-/// Proposals from what a row holds already. (`PromptLookupCandidateGenerator`)
+/// Drafts from the tokens of the row. (`PromptLookupCandidateGenerator`)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// Tokens that are proposed at once, at most.
+    /// The most tokens that are drafted at once.
     pub num_tokens: usize,
-    /// Tokens at the end of a row that are searched for in front of it, at most.
+    /// The most tokens at the end of a row that are searched for earlier in it.
     pub max_matching_ngram_size: usize,
 }
 
-/// How tokens are proposed that the model then checks, many in one pass. Every value is possible.
+/// Settings of drafts, which the model verifies many at a time. Every value is possible.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AssistedSettings {
-    /// `None`: only a draft model proposes tokens, where there is one.
+    /// `None`: only a draft model drafts tokens, if there is one.
     pub prompt_lookup: Option<PromptLookup>,
-    /// Tokens that a draft model proposes at once, at most.
+    /// The most tokens that a draft model drafts at once.
     pub num_assistant_tokens: usize,
     pub schedule: Schedule,
-    /// A draft model proposes nothing behind a token that it finds less likely than this.
+    /// A draft ends after a token whose probability is below this.
     pub confidence_threshold: f32,
-    /// Of a draft model with another tokenizer: its tokens before a proposal that are turned into text together with it.
+    /// For a draft model with another tokenizer: number of its tokens before a draft that are turned into
+    /// text together with it.
     pub assistant_lookbehind: usize,
-    /// Of a draft model with another tokenizer: tokens of the row before those that are new, which are turned into text with them.
+    /// For a draft model with another tokenizer: number of tokens of the row before the new ones that are
+    /// turned into text with them.
     pub target_lookbehind: usize,
 }
 
@@ -70,10 +73,11 @@ impl Default for AssistedSettings {
 }
 
 impl AssistedSettings {
-    /// Those that `config` asks for.
+    /// The settings in `config`.
     ///
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) for the first value that is impossible, alone or with the others.
+    /// [`Error::Setting`](kiln_core::Error::Setting) for the first value that is impossible, alone or with
+    /// the others.
     pub(crate) fn of(config: &GenerationConfig) -> Result<Self> {
         at_least_one("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens)?;
         at_least_one("max_matching_ngram_size", config.max_matching_ngram_size)?;
@@ -107,5 +111,5 @@ impl AssistedSettings {
     }
 }
 
-/// More proposals than any pass has use for; numbers beyond it are mistakes.
+/// More drafts than any pass has use for; larger numbers are mistakes.
 pub(super) const MOST: usize = 1024;

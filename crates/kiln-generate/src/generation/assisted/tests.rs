@@ -33,12 +33,12 @@ fn options(config: GenerationConfig) -> Options {
     Options { settings: config.resolve().unwrap(), ..Options::default() }
 }
 
-/// A draft model that knows the model's mind for a while: it is the same one.
+/// A draft model that agrees with the model for a while: it is the same one.
 fn draft(model: &Hashing) -> DraftModel {
     DraftModel::new(model.shared(), cache::keeps(), fake::device(), 3)
 }
 
-/// What was generated, the statistics, and the slots that the cache holds of each row.
+/// The generated tokens, the statistics, and the slots of each row that the cache holds.
 struct Ran {
     steps: Vec<Step>,
     stats: Stats,
@@ -363,7 +363,8 @@ fn proposals_are_cut_where_the_grammar_forbids_a_token() {
     let model = Hashing::default();
     let options = Options { grammar: Some(letters("bc{9}")), ..options(lookup(3)) };
     let ran = run(&model, &[vec![3, 1, 4, 1, 5, 3]], options, None);
-    // The prompt, then a step of one token each: c is nowhere in the prompt, and was proposed once it was there.
+    // The prompt, then a step of one token each: c is nowhere in the prompt, and was proposed once it was
+    // there.
     assert_eq!(ran.steps.iter().map(|step| step.tokens[0].unwrap()).collect::<Vec<_>>(), [1, 2, 2]);
     assert_eq!(model.fed().iter().map(|(len, _)| *len).collect::<Vec<_>>(), [6, 1, 1]);
     assert_eq!(ran.stats.proposed, 0);

@@ -1,4 +1,4 @@
-//! Proposals of a draft model with another tokenizer: they go through text. (transformers'
+//! Drafts of a model with another tokenizer, translated as text. (transformers'
 //! `AssistedCandidateGeneratorDifferentTokenizers`)
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ impl Translation {
         Self { model, draft, rows: Vec::new() }
     }
 
-    /// The text of row `i`, which now has the tokens `ids`, as tokens of the draft model; none where it cannot be had. What is new is
-    /// turned into text together with the last `lookbehind` tokens before it.
+    /// The text of row `i`, which now has the tokens `ids`, as tokens of the draft model; none if it cannot
+    /// be translated. New tokens are turned into text together with the last `lookbehind` tokens before them.
     fn for_draft(&mut self, i: usize, ids: &[TokenId], lookbehind: usize) -> &[TokenId] {
         self.rows.resize(self.rows.len().max(i + 1), Translated::default());
         let draft = self.continued(&self.rows[i], ids, lookbehind).or_else(|| {
@@ -41,20 +41,20 @@ impl Translation {
         &row.draft
     }
 
-    /// The tokens of the draft model for `ids`, which go on from `row`; `None` where only the whole text has them.
+    /// The tokens of the draft model for `ids`, which continue `row`; `None` if only the whole text has them.
     fn continued(&self, row: &Translated, ids: &[TokenId], lookbehind: usize) -> Option<Vec<TokenId>> {
         let start = row.model.len().checked_sub(lookbehind).filter(|&start| start > 0)?;
         ids.starts_with(&row.model).then_some(())?;
         let encoded = |ids| self.draft.encode(&self.model.decode(ids, true).ok()?, false).ok();
         let (before, after) = (encoded(&row.model[start..])?, encoded(&ids[start..])?);
-        // The last tokens may change by what follows them.
+        // The last tokens may change with the tokens that follow.
         let same = before.iter().zip(&after).take_while(|(before, after)| before == after).count();
         let kept = row.draft.strip_suffix(&before[same..]).filter(|_| same > 0)?;
         Some([kept, &after[same..]].concat())
     }
 
-    /// The tokens of the model for `proposed`, which the draft model continues row `i` with. They are turned into text together with the last
-    /// `lookbehind` tokens before them.
+    /// The tokens of the model for `proposed`, which continues row `i` in tokens of the draft model. They are
+    /// turned into text together with the last `lookbehind` tokens before them.
     fn for_model(&self, i: usize, proposed: &[TokenId], lookbehind: usize) -> Option<Vec<TokenId>> {
         let ids = &self.rows.get(i)?.draft;
         let last = &ids[ids.len().saturating_sub(lookbehind)..];
@@ -66,14 +66,14 @@ impl Translation {
         let encoded = |text| self.model.encode(text, false).ok();
         match encoded(after)?.strip_prefix(&encoded(&before)?[..]) {
             Some(tokens) => Some(tokens.to_vec()),
-            // The last token of the row would be another. It cannot change any more.
+            // The last token of the row would change, and it cannot any more.
             None => encoded(new),
         }
     }
 }
 
 impl DraftModel {
-    /// Proposes the likeliest tokens for each row, as the text of this model has them.
+    /// Drafts the likeliest tokens for each row, as the text of this model has them.
     pub(super) async fn propose_translated(
         &mut self,
         translation: &mut Translation,

@@ -1,4 +1,4 @@
-//! Which of the proposed tokens are accepted.
+//! Verification of drafted tokens.
 
 use kiln_core::{Result, model::TokenId};
 
@@ -8,14 +8,14 @@ use crate::{
     sampler::{Sampler, greedy, no_distribution},
 };
 
-/// What a row's proposal is checked by.
+/// The inputs of the verification of a row.
 #[derive(Debug)]
 pub(super) struct Verification<'a> {
     pub(super) row: usize,
     pub(super) asked: &'a Asked<'a>,
     pub(super) proposal: &'a Proposal,
     pub(super) constraint: &'a Constraint<'a>,
-    /// `[proposed + 1, vocab]`: behind the last token of the row, and behind each that is proposed.
+    /// `[proposed + 1, vocab]`: after the last token of the row, and after each drafted token.
     pub(super) logits: &'a [f32],
     pub(super) vocab: usize,
     pub(super) options: &'a Options,
@@ -23,11 +23,13 @@ pub(super) struct Verification<'a> {
 }
 
 impl Verification<'_> {
-    /// The tokens that follow the row: proposals as long as the model would choose them, then one that it chooses itself.
+    /// The tokens that follow the row: drafted tokens as long as the model would choose them, then one that
+    /// it chooses.
     ///
-    /// They are chosen as if nothing had been proposed: the likeliest, or drawn from the same distribution. Where the draft model drew
-    /// them, this is algorithm 1 of "Fast Inference from Transformers via Speculative Decoding" (Leviathan et al., 2023);
-    /// where proposals are given, a token is drawn, with the same random numbers as ever, and compared.
+    /// Tokens are chosen as if nothing had been drafted: the likeliest, or sampled from the same
+    /// distribution. If the draft model sampled them, this is algorithm 1 of "Fast Inference from
+    /// Transformers via Speculative Decoding" (Leviathan et al., 2023); if drafts are given, a token is
+    /// sampled with the usual random words, and compared.
     pub(super) fn accepted(&self, mut sampler: Option<&mut Sampler>) -> Result<Vec<Accepted>> {
         let Options { settings, keep_logits, keep_scores, .. } = self.options;
         let mut ids = self.asked.state.ids.to_vec();
@@ -61,7 +63,7 @@ impl Verification<'_> {
         Ok(accepted)
     }
 
-    /// The token behind the first `i` proposals.
+    /// The token after the first `i` drafted tokens.
     fn drawn(&self, i: usize, scores: &[f32], sampler: &mut Sampler) -> Result<TokenId> {
         let (Some(&token), Some(draft)) = (self.proposal.tokens.get(i), self.proposal.drawn_from.get(i))
         else {
@@ -75,13 +77,13 @@ impl Verification<'_> {
         if sampler.uniform(self.row) * q < p {
             return Ok(token);
         }
-        // What the model finds likelier than the draft does.
+        // The part of the distribution that the model finds likelier than the draft model does.
         let left: Vec<f64> = model.iter().zip(draft).map(|(p, q)| (p - q).max(0.0)).collect();
         sampler.draw(self.row, &left).map_or_else(|| sampler.sample(self.row, scores), Ok)
     }
 }
 
-/// The probabilities of scores; NaN where they are no distribution.
+/// The probabilities of scores; NaN if they are not a distribution.
 pub(super) fn probabilities(scores: &[f32]) -> Vec<f64> {
     let largest = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let weights: Vec<f64> = scores.iter().map(|&score| (f64::from(score) - largest).exp()).collect();

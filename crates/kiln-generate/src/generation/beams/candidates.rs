@@ -16,25 +16,25 @@ use crate::{
 /// A beam, continued by a token.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    /// The beam.
+    /// The row of the beam.
     pub(super) row: usize,
     pub(super) token: TokenId,
     /// The log-probability of the token, after processors.
     pub(super) score: f32,
-    /// The sum of the beam's and of the token's.
+    /// The sum of the log-probabilities of the beam and of the token.
     pub(super) sum: f32,
-    /// Why it ends with the token; `None`: it goes on.
+    /// The reason for which the sequence ends with the token; `None`: it goes on.
     pub(super) stops: Option<StopReason>,
 }
 
 impl Candidate {
-    /// What the device found for the prompt whose rows begin at `first`.
+    /// A candidate that the device found for the prompt whose rows begin at `first`.
     pub(super) fn of(found: Continuation, first: usize) -> Self {
         let Continuation { row, token, log_prob, sum } = found;
         Self { row: first + row, token, score: log_prob, sum, stops: None }
     }
 
-    /// Why it ends with its token.
+    /// The reason for which the sequence ends with its token.
     pub(super) fn reason(&self, step: &Scored<'_>, stopping: Stopping<'_>) -> Option<StopReason> {
         let mut row = step.rows.list.get(self.row)?.clone();
         row.ids.push(self.token);
@@ -52,7 +52,7 @@ pub(super) struct Candidates<'a> {
     pub(super) open: &'a [Open],
 }
 
-/// Orders by sum, of equals the first in the order of beams and tokens being the largest.
+/// Orders by sum. Of equals, the first in the order of beams and tokens is the largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ranked {
     sum: f32,
@@ -76,12 +76,13 @@ impl PartialOrd for Ranked {
 }
 
 impl Candidates<'_> {
-    /// The `most` best, the best first.
+    /// The best `most` candidates, the best first.
     pub(super) fn best(self, most: usize) -> Vec<Candidate> {
         self.best_but(most, &[]).into_iter().map(|ranked| self.candidate(ranked)).collect()
     }
 
-    /// Draws `most`, none twice, in the order they are drawn in. Where fewer are possible, the best follow.
+    /// Samples `most` candidates, none twice, in the order of sampling. If fewer are possible, the best
+    /// follow.
     pub(super) fn drawn(self, most: usize, stream: usize, sampler: &mut Sampler) -> Result<Vec<Candidate>> {
         let largest = self.all().map(|ranked| ranked.sum).fold(f32::NEG_INFINITY, f32::max);
         let weight = |ranked: Ranked| (ranked, (f64::from(ranked.sum) - f64::from(largest)).exp());
@@ -115,7 +116,7 @@ impl Candidates<'_> {
         })
     }
 
-    /// The `most` best that are not among `others`, the best first.
+    /// The best `most` candidates that are not among `others`, the best first.
     fn best_but(self, most: usize, others: &[Ranked]) -> Vec<Ranked> {
         let mut best = BinaryHeap::with_capacity(most + 1);
         for ranked in self.all().filter(|ranked| !others.contains(ranked)) {

@@ -6,16 +6,16 @@ use crate::{completion::Completion, stopping::StopReason};
 /// A group of beams of one prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
-    /// Sequences that have ended, no more than there are beams; of a search of transformers 5 the best first.
+    /// Ended sequences, no more than there are beams; the best first in a search of transformers 5.
     pub(super) finished: Vec<Completion>,
     pub(super) done: bool,
 }
 
-/// Where a step is made.
+/// The inputs of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At<'a> {
     pub(super) settings: &'a BeamSettings,
-    /// Beams of a group.
+    /// Number of beams of a group.
     pub(super) of_group: usize,
     pub(super) step: &'a Scored<'a>,
     pub(super) words: Option<&'a Words>,
@@ -23,12 +23,12 @@ pub(super) struct At<'a> {
 }
 
 impl At<'_> {
-    /// Tokens of each sequence, with that of this step.
+    /// Number of tokens of each sequence, including that of this step.
     fn len(&self) -> usize {
         self.step.rows.delivered + 1
     }
 
-    /// The score that a sequence of this sum can reach.
+    /// The best score that a sequence of this sum can reach.
     fn attainable(&self, sum: f32) -> f32 {
         let longest = match self.settings.early_stopping == EarlyStopping::Never
             && self.settings.length_penalty > 0.0
@@ -39,7 +39,7 @@ impl At<'_> {
         self.settings.normalized(sum, longest)
     }
 
-    /// A candidate that ends here.
+    /// The sequence of a candidate that ends here.
     fn completion(&self, candidate: &Candidate, open: &[Open], reason: StopReason) -> Completion {
         let row = &self.step.rows.list[candidate.row];
         let begin = row.ids.len().saturating_sub(self.step.rows.delivered);
@@ -57,7 +57,8 @@ impl At<'_> {
 }
 
 impl Group {
-    /// Ends the candidates that end, and returns those that go on. `scores`: of all tokens of each beam; `open`: all rows.
+    /// Ends the candidates that end, and returns the others. `scores`: of all tokens of each beam; `open`:
+    /// all rows.
     pub(super) fn advance(
         &mut self,
         candidates: Vec<Candidate>,
@@ -71,7 +72,7 @@ impl Group {
         }
     }
 
-    /// As `_beam_search` of transformers 5 does.
+    /// The rule of `_beam_search` of transformers 5.
     fn advance_vectorised(
         &mut self,
         candidates: Vec<Candidate>,
@@ -100,7 +101,8 @@ impl Group {
         next
     }
 
-    /// As `BeamSearchScorer` of transformers 4.47 does, and with forced words `ConstrainedBeamSearchScorer`.
+    /// The rule of `BeamSearchScorer` of transformers 4.47, and with forced words of
+    /// `ConstrainedBeamSearchScorer`.
     fn advance_scored(
         &mut self,
         candidates: Vec<Candidate>,
@@ -150,12 +152,12 @@ impl Group {
         next
     }
 
-    /// The sequence of the best score.
+    /// The sequence with the best score.
     pub(super) fn best(&self) -> Option<&Completion> {
         self.finished.iter().max_by(|a, b| score(a).total_cmp(&score(b)))
     }
 
-    /// Keeps the best `most`.
+    /// Keeps the best `most` sequences.
     fn add(&mut self, completion: Completion, most: usize) {
         let worst = self.finished.iter().map(score).fold(f32::INFINITY, f32::min);
         if self.finished.len() < most {

@@ -8,14 +8,14 @@ use crate::{processors::log_softmax, sampler::no_distribution};
 /// Log-probabilities of a beam's next token, after processors.
 #[derive(Clone, Debug)]
 pub(super) enum LogProbs {
-    /// Of every token.
+    /// Log-probabilities of every token.
     All(Vec<f32>),
-    /// Of the likeliest tokens.
+    /// Log-probabilities of the likeliest tokens.
     Top(Vec<(TokenId, f32)>),
 }
 
 impl LogProbs {
-    /// Those of a row. Tokens of `chosen` lose `penalty` for each time that they are in it.
+    /// The log-probabilities of a row. A token loses `penalty` for each time that it is in `chosen`.
     pub(super) fn of(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Result<Self> {
         if let Some(top) = step.top {
             let mut top: Vec<(TokenId, f32)> = top.of(row).ok_or_else(no_distribution)?;
@@ -33,7 +33,7 @@ impl LogProbs {
             return Err(no_distribution());
         }
         let mut all = match step.begin {
-            // They are sums of log-probabilities already.
+            // These scores are sums of log-probabilities already.
             Some(_) => logits.to_vec(),
             None => log_softmax(logits),
         };
@@ -54,7 +54,7 @@ impl LogProbs {
         all.iter().copied().enumerate().chain(top)
     }
 
-    /// That of a token; `None` where it is not known.
+    /// The log-probability of a token; `None` if it is not known.
     pub(super) fn get(&self, token: usize) -> Option<f32> {
         match self {
             Self::All(all) => all.get(token).copied(),
@@ -62,7 +62,7 @@ impl LogProbs {
         }
     }
 
-    /// Those of all tokens, each plus `sum`; empty where they are not known.
+    /// The log-probabilities of all tokens, each plus `sum`; empty if they are not known.
     pub(super) fn plus(&self, sum: f32) -> Vec<f32> {
         match self {
             Self::All(all) => all.iter().map(|log_prob| log_prob + sum).collect(),

@@ -1,4 +1,4 @@
-//! How beams are searched.
+//! Settings of beam search.
 
 use kiln_core::{Result, model::TokenId};
 use serde::{Deserialize, Deserializer, de};
@@ -9,15 +9,16 @@ use crate::{
     settings::{at_least_one, setting},
 };
 
-/// When the search for a prompt ends, once as many sequences have ended as there are beams.
+/// The end of the search for a prompt, once as many sequences have ended as there are beams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// At once. (`True`)
+    /// The search ends at once. (`True`)
     Always,
-    /// When the best open beam, ended now, would be no better than the worst of them. (`False`)
+    /// The search ends when the best open beam, ended now, would be no better than the worst ended sequence.
+    /// (`False`)
     #[default]
     Heuristic,
-    /// When no open beam can become better than the worst of them. (`"never"`)
+    /// The search ends when no open beam can become better than the worst ended sequence. (`"never"`)
     Never,
 }
 
@@ -41,34 +42,36 @@ impl<'de> Deserialize<'de> for EarlyStopping {
     }
 }
 
-/// A beam search. Every value is possible.
+/// Settings of a beam search. Every value is possible.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamSettings {
-    /// Sequences of each prompt that are followed at once.
+    /// Number of sequences of each prompt that are followed at once.
     pub num_beams: usize,
-    /// Groups that the beams are divided into, equally.
+    /// Number of groups of equally many beams.
     pub num_beam_groups: usize,
-    /// What a token costs a group for each beam of the groups before it that chose the same token in the same step.
+    /// Penalty of a token for each beam of the groups before that chose the same token in the same step.
     pub diversity_penalty: f32,
-    /// The score of a sequence is its log-probability, divided by its length to the power of this.
+    /// Exponent of the length: the score of a sequence is its log-probability, divided by its length to the
+    /// power of this.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
-    /// Words that every sequence must hold, each one of several ways to write it.
+    /// Words that every sequence must contain, each as one of several ways to write it.
     pub force_words: Vec<Vec<Vec<TokenId>>>,
-    /// Sequences that are returned for each prompt.
+    /// Number of sequences that are returned for each prompt.
     pub num_return_sequences: usize,
-    /// Whether the search for a prompt ends as in transformers 4.47, not 5. With groups and forced words, which 5 does not have, it
-    /// always does.
+    /// Whether the search for a prompt ends as in transformers 4.47, not 5. With groups and forced words,
+    /// which 5 lacks, it always does.
     pub compat_4_47: bool,
 }
 
 impl BeamSettings {
-    /// Continuations of the beams of a group that a step looks at, where `ends` tokens end a text: enough of them go on.
+    /// Number of continuations of a group that a step considers, if `ends` tokens end a text: enough of them
+    /// go on.
     pub(in crate::generation) fn candidates(&self, ends: usize) -> usize {
         2.max(1 + ends) * (self.num_beams / self.num_beam_groups)
     }
 
-    /// Tokens that lose `diversity_penalty` in a step, at most.
+    /// The most tokens that lose `diversity_penalty` in a step.
     pub(in crate::generation) fn penalized(&self) -> usize {
         match self.diversity_penalty == 0.0 {
             true => 0,
@@ -76,10 +79,11 @@ impl BeamSettings {
         }
     }
 
-    /// Those that `config` asks for; `None` where there is one beam.
+    /// The settings in `config`; `None` for one beam.
     ///
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) for the first value that is impossible, alone or with the others.
+    /// [`Error::Setting`](kiln_core::Error::Setting) for the first value that is impossible, alone or with
+    /// the others.
     pub(crate) fn of(config: &GenerationConfig, do_sample: bool) -> Result<Option<Self>> {
         at_least_one("num_beams", config.num_beams)?;
         at_least_one("num_beam_groups", config.num_beam_groups)?;
@@ -97,7 +101,7 @@ impl BeamSettings {
         Ok((beams.num_beams > 1).then_some(beams))
     }
 
-    /// Whether the search is that of transformers 5.
+    /// Whether the search follows transformers 5.
     pub(super) fn is_vectorised(&self) -> bool {
         self.num_beam_groups == 1 && self.force_words.is_empty() && !self.compat_4_47
     }
@@ -148,7 +152,8 @@ impl BeamSettings {
     }
 
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) for forced words that have tokens outside of a vocabulary of this many.
+    /// [`Error::Setting`](kiln_core::Error::Setting) for forced words that have tokens outside of a
+    /// vocabulary of this many.
     pub(crate) fn check_vocabulary(&self, vocab: usize) -> Result<()> {
         self.force_words.iter().flatten().try_for_each(|word| in_vocabulary("force_words_ids", word, vocab))
     }
@@ -192,10 +197,11 @@ impl BeamSettings {
     }
 }
 
-/// More beams or sequences of a prompt than there is use for; numbers beyond it are mistakes.
+/// More beams or sequences of a prompt than there is use for; larger numbers are mistakes.
 const MOST: usize = 4096;
 
-/// One of `force_words_ids`: tokens that follow each other, or several ways to write a word, one of which must occur.
+/// One of `force_words_ids`: tokens that follow each other, or several ways to write a word, one of which
+/// must occur.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "neither a list of tokens nor a list of such lists")]
 pub enum ForceWord {

@@ -34,7 +34,7 @@ fn one(config: GenerationConfig) -> Vec<Completion> {
     run(&[PROMPT.to_vec()], options(config)).remove(0)
 }
 
-/// The log-probabilities of `tokens` behind `prompt`.
+/// The log-probabilities of `tokens` after `prompt`.
 fn log_probabilities(prompt: &[TokenId], tokens: &[TokenId]) -> Vec<f32> {
     let mut ids = prompt.to_vec();
     let of = |&token: &TokenId| {
@@ -155,7 +155,7 @@ fn drawn_beams_repeat_with_their_seed() {
     assert_ne!(run(1), run(2));
 }
 
-/// What was agreed on never changes, and is what the best sequence begins with.
+/// Agreed tokens never change, and begin the best sequence.
 #[test]
 fn agreed_tokens_stay() {
     let config = beams(3).eos_token_id(vec![2, 11]).max_new_tokens(12);

@@ -1,4 +1,4 @@
-//! Words that every sequence must hold.
+//! Words that every sequence must contain.
 
 use kiln_core::model::TokenId;
 
@@ -8,24 +8,24 @@ use super::{Candidate, LogProbs, Open, Scored};
 #[derive(Debug)]
 pub(super) struct Words {
     words: Vec<Vec<Vec<TokenId>>>,
-    /// Tokens of the longest.
+    /// Number of tokens of the longest way to write a word.
     longest: usize,
 }
 
 impl Words {
-    /// `None` where there are none.
+    /// Returns `None` without words.
     pub(super) fn new(words: Vec<Vec<Vec<TokenId>>>) -> Option<Self> {
         let longest = words.iter().flatten().map(Vec::len).max()?;
         Some(Self { words, longest })
     }
 
-    /// Whether these tokens hold all words.
+    /// Whether these tokens contain all words.
     pub(super) fn are_in(&self, tokens: impl IntoIterator<Item = TokenId>) -> bool {
         self.progress(tokens).is_complete()
     }
 
-    /// Of the best candidates, and of those that begin or continue a word, as many as there are beams: in turn the best of
-    /// those that have come furthest, of those that have come one token less far, and so on.
+    /// Selects, from the best candidates and from those that begin or continue a word, as many as there are
+    /// beams: in turn the best with the most tokens of words, the best with one token less, and so on.
     pub(super) fn preferred(
         &self,
         best: Vec<Candidate>,
@@ -74,7 +74,7 @@ impl Words {
         all.into_iter().map(|(_, candidate)| candidate).collect()
     }
 
-    /// How far a sequence has come: tokens of words.
+    /// The progress of a sequence, in tokens of words.
     fn bank(&self, progress: &Progress<'_>) -> usize {
         let remaining = |word: usize, written: usize| {
             self.words[word].iter().map(Vec::len).max().unwrap_or(0).saturating_sub(written)
@@ -96,15 +96,15 @@ impl Words {
     }
 }
 
-/// What a sequence holds of the words. (`ConstraintListState`)
+/// The words that a sequence contains. (`ConstraintListState`)
 #[derive(Clone, Debug)]
 struct Progress<'a> {
     words: &'a [Vec<Vec<TokenId>>],
-    /// Words that it holds.
+    /// Words that are complete.
     complete: usize,
-    /// Words that are not begun.
+    /// Words that have not begun.
     pending: Vec<usize>,
-    /// The word that was begun, and its tokens so far.
+    /// The word that has begun, and its tokens so far.
     current: Option<(usize, Vec<TokenId>)>,
 }
 
@@ -113,7 +113,7 @@ impl Progress<'_> {
         self.complete == self.words.len()
     }
 
-    /// Tokens that begin a word or continue the one that was begun.
+    /// Tokens that begin a word, or continue the one that has begun.
     fn next_tokens(&self) -> Vec<TokenId> {
         match &self.current {
             Some((word, written)) => self.after(*word, written),
@@ -121,7 +121,7 @@ impl Progress<'_> {
         }
     }
 
-    /// Tokens that a word goes on with; none where it is complete.
+    /// Tokens that continue a word; none if it is complete.
     fn after(&self, word: usize, written: &[TokenId]) -> Vec<TokenId> {
         let mut tokens = Vec::new();
         for way in &self.words[word] {

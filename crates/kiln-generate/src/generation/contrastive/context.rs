@@ -9,7 +9,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Of hidden states `[tokens, width]`.
+    /// Creates a context from hidden states `[tokens, width]`.
     pub(super) fn new(states: &[f32], width: usize) -> Self {
         Self { states: normalized(states, width).concat(), width }
     }
@@ -26,7 +26,7 @@ impl Context {
     }
 }
 
-/// Vectors of `width` numbers, divided by their lengths.
+/// Vectors of `width` elements, divided by their lengths.
 pub(super) fn normalized(states: &[f32], width: usize) -> Vec<Vec<f32>> {
     let of_token = |state: &[f32]| {
         let length = dot(state, state).sqrt();
@@ -35,7 +35,7 @@ pub(super) fn normalized(states: &[f32], width: usize) -> Vec<Vec<f32>> {
     states.chunks_exact(width.max(1)).map(of_token).collect()
 }
 
-/// The sum of the products, in parts that the processor adds up at once.
+/// The dot product, in parts that the processor adds up at once.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const PARTS: usize = 16;
 

@@ -1,4 +1,4 @@
-//! How a contrastive search chooses.
+//! Settings of contrastive search.
 
 use kiln_core::Result;
 
@@ -8,17 +8,17 @@ use crate::{
     settings::{Settings, fraction, setting},
 };
 
-/// A contrastive search.
+/// Settings of a contrastive search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ContrastiveSettings {
-    /// How much the similarity to the text before counts, from 0 to 1; the probability counts for the rest.
+    /// Weight of the similarity to the text before, from 0 to 1; the probability has the rest.
     pub penalty_alpha: f32,
-    /// The likeliest tokens that are compared.
+    /// Number of the likeliest tokens that are compared.
     pub top_k: usize,
 }
 
 impl ContrastiveSettings {
-    /// What `config` asks for; `None` where the likeliest token is to be taken.
+    /// The settings in `config`; `None` if the likeliest token is taken.
     ///
     /// # Errors
     /// [`Error::Setting`](kiln_core::Error::Setting) for the first value that is impossible.
@@ -37,7 +37,8 @@ impl ContrastiveSettings {
     }
 
     /// # Errors
-    /// [`Error::Setting`](kiln_core::Error::Setting) for a value that is impossible, and for other settings that it does not go with.
+    /// [`Error::Setting`](kiln_core::Error::Setting) for a value that is impossible, and for other settings
+    /// that it does not go with.
     pub(crate) fn check(&self, settings: &Settings) -> Result<()> {
         fraction(NAME, self.penalty_alpha)?;
         self.check_top_k()?;
@@ -72,7 +73,7 @@ impl ContrastiveSettings {
         }
     }
 
-    /// What a candidate is worth. `similarity`: the largest cosine similarity to the text before it.
+    /// The score of a candidate. `similarity`: the largest cosine similarity to the text before it.
     pub(super) fn score(&self, probability: f32, similarity: f32) -> f32 {
         let alpha = as_written(self.penalty_alpha);
         (1.0 - alpha) as f32 * probability - alpha as f32 * similarity
@@ -81,5 +82,5 @@ impl ContrastiveSettings {
 
 const NAME: &str = "penalty_alpha";
 
-/// More candidates than there is use for; numbers beyond it are mistakes.
+/// More candidates than there is use for; larger numbers are mistakes.
 const MOST: usize = 4096;

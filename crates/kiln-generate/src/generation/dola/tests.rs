@@ -61,7 +61,7 @@ fn candidates_are_those_of_transformers() {
     }
 }
 
-/// What transformers 4.47 makes of logits of two earlier layers and the last (`_dola_select_contrast`).
+/// The result of transformers 4.47 for logits of two earlier layers and the last (`_dola_select_contrast`).
 #[test]
 fn the_layer_that_differs_most_is_taken_away() {
     let last = [1.0, 3.0, 0.0, 2.5];
