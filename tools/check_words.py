@@ -44,7 +44,7 @@ def invariants(page):
     for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
         _, statement, rest = " ".join(item.split()).split("**", 2)
         named = re.findall(r"\(([^()]*)\)", rest)
-        paths = [path for part in named for path in re.findall(r"`([\w./*-]+\.\w+)`", part)]
+        paths = [path for part in named for path in re.findall(r"`([\w./*-]+\.\w+|\.ci/run)`", part)]
         if not paths and not any("the same" in part for part in named):
             yield f"{page}: names no check: {statement}"
         for path in paths:

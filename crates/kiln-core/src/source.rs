@@ -24,9 +24,9 @@ pub(crate) const LFS: &str = "is a Git LFS pointer, not the file itself; run `gi
 
 /// An answer of a source.
 pub enum Answer<'a, T> {
-    /// It is here.
+    /// The answer is known.
     Now(T),
-    /// It comes later.
+    /// The answer comes later.
     Later(Pin<Box<dyn Future<Output = T> + 'a>>),
 }
 
@@ -76,7 +76,7 @@ pub trait Source: fmt::Debug + Send + Sync {
 
 /// An open file of a [`Source`].
 pub trait SourceFile: fmt::Debug + Send + Sync {
-    /// Its size in bytes.
+    /// The size in bytes.
     fn size(&self) -> u64;
 
     /// Fills `bytes` from offset `at`.

@@ -96,12 +96,12 @@ impl Model {
         Self::builder(folder).load()
     }
 
-    /// Loads a model from memory onto the best device: the files of a Hugging Face folder by their names, or a
-    /// GGUF file or all its parts. [`ModelBuilder::from_bytes`] has other choices.
+    /// Loads a model from memory onto the best device: the files of a Hugging Face folder by their names, or
+    /// a GGUF file or all its parts. [`ModelBuilder::from_bytes`] has other choices.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
-    /// # let fetch = |name| std::fs::read(std::path::Path::new(folder).join(name));
+    /// # let fetch = |name: &str| std::fs::read(std::path::Path::new(folder).join(name));
     /// use kiln::Model;
     ///
     /// let names = ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"];
