@@ -23,8 +23,8 @@ pub(crate) struct Sampled {
     kernels: Kernels,
     sampling: Sampling,
     sampler: Option<Sampler>,
-    /// The words that are left. They have one owner, so that they are written in place. `None` only while a
-    /// step is launched.
+    /// Random words, and the tokens that occurred. They have one owner, so that they are written in place.
+    /// `None` only while a step is launched.
     draws: Option<Draws>,
     /// Number of steps that random words are left for.
     left: usize,

@@ -73,7 +73,7 @@ pub(crate) struct Feeder<'a> {
     pub(crate) features: Option<Tensor<3>>,
     /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
-    /// Allocations that the device refused. Nothing that the cache holds is missing before the first.
+    /// Number of allocations that the device had refused when the cache was last complete.
     pub(crate) refusals: Refusals,
     /// Whether a step was given up with its recording, and with it the contents of the cache.
     pub(crate) lost: bool,

@@ -24,7 +24,7 @@ pub(super) enum Search {
     EachRow(EachRow),
     Beams(Box<Beams>),
     Assisted(Assisted),
-    Contrastive(Contrastive),
+    Contrastive(Box<Contrastive>),
 }
 
 impl Default for Search {
@@ -49,7 +49,7 @@ impl Search {
         let masks = masks.transpose()?;
         let drafter = Drafter::from_settings(runner, rows, options)?;
         if let Some(settings) = options.settings.contrastive {
-            return Ok(Self::Contrastive(Contrastive::new(settings, masks)));
+            return Ok(Self::Contrastive(Box::new(Contrastive::new(settings, masks))));
         }
         if let Some(settings) = &options.settings.beams {
             let beams = Beams::new(settings.clone(), rows.prompts().len(), sampler, masks);
