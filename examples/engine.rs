@@ -10,7 +10,8 @@ const NAMES: [&str; 8] = ["ROMEO:", "JULIET:", "HAMLET:", "OTHELLO:", "IAGO:", "
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(kiln_examples::model_folder())?;
     let requests = || {
-        let draw = |(seed, &name)| model.generate(name).max_new_tokens(60).temperature(0.8).seed(seed).stream();
+        let draw =
+            |(seed, &name)| model.generate(name).max_new_tokens(60).temperature(0.8).seed(seed).stream();
         (0..).zip(&NAMES).map(draw)
     };
 

@@ -121,6 +121,7 @@ fn mixtures() -> String {
 /// Returns the name of each example and the first sentence of its documentation.
 fn examples() -> String {
     let folder = root().join("examples");
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
     let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let mut rows: Vec<_> = entries
         .filter_map(|path| {
@@ -131,6 +132,8 @@ fn examples() -> String {
             let lines = text.lines().map_while(|line| line.strip_prefix("//! "));
             let said = lines.collect::<Vec<_>>().join(" ");
             let said = said.split(": `cargo").next()?.split(". ").next()?.trim_end_matches('.');
+            let is_built = manifest.contains(&format!("[[example]]\nname = \"{name}\""));
+            assert!(is_built || name == "lib", "examples/Cargo.toml does not have {name}");
             (name != "lib").then(|| [format!("`{name}`"), said.to_owned()])
         })
         .collect();
