@@ -1,5 +1,6 @@
 //! Writes the uniform `Info` of each shader as a Rust struct, so that a launch names its fields and a launch
 //! with a wrong field does not compile.
+#![allow(clippy::disallowed_methods, reason = "a build script")]
 
 use std::{
     env,

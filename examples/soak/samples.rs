@@ -1,4 +1,5 @@
 //! Memory of the process and the device, sampled between rounds, and whether it grows.
+#![allow(clippy::disallowed_methods, reason = "files of the system, not of a model")]
 
 use std::{
     fs,

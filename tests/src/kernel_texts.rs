@@ -1,6 +1,7 @@
 //! Writes the shaders that compilers are to check into a folder, as WGSL and as the SPIR-V that wgpu passes
 //! to a driver. `tools/gpu/check.py` runs GPU compilers on them and prints their reports. Shaders for matrix
 //! units are in folders named after the sizes of their matrices.
+#![allow(clippy::disallowed_methods, reason = "tests write files of their own")]
 
 use std::{env, error::Error, fs, path::Path};
 

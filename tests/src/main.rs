@@ -1,4 +1,5 @@
 //! All tests that run a model or a kernel, on every available device.
+#![allow(clippy::disallowed_methods, reason = "tests write files of their own")]
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 

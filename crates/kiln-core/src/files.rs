@@ -2,6 +2,7 @@
 //!
 //! Names come from users and from downloaded folders, so a name may be anything: a device that never ends, a
 //! pipe that blocks, a folder, a link. Only regular files are read or replaced.
+#![allow(clippy::disallowed_methods, reason = "the one module that opens files")]
 
 use std::{
     fs::{self, File, Metadata, TryLockError},

@@ -1,6 +1,7 @@
 //! Vocabulary of the runtime: the memory of a block, the interface of a model, and errors.
 //!
 //! **Invariant:** this crate names no cache strategy, no model and no GPU kernel.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 
 pub mod batch;
 pub mod budget;

@@ -36,6 +36,7 @@
 //!
 //! [`CausalModel`]: kiln_core::model::CausalModel
 //! [`ModelCache`]: kiln_core::model_cache::ModelCache
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 #![forbid(unsafe_code)]
 
 pub mod chat_template;

@@ -15,6 +15,7 @@
 //!
 //! **Invariant:** nothing is written outside the cache, and no memory is allocated for a size that a response
 //! claims.
+#![allow(clippy::disallowed_methods, reason = "the cache of the hub has its own layout and locks")]
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** no cache strategy is named here. A model uses the layer it is given, and knows only its
 //! trait.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 #![forbid(unsafe_code)]
 
 use std::fmt;

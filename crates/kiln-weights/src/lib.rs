@@ -14,6 +14,7 @@
 //! ```
 //!
 //! **Invariant:** this crate uses no tensors, and depends on no other crate of Kiln.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 #![forbid(unsafe_code)]
 
 mod error;

@@ -19,6 +19,7 @@
 //!
 //! A model consists of weights only: the state of a sequence is in its [`ModelCache`](expert::ModelCache), so
 //! one model can serve many sequences.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 #![forbid(unsafe_code)]
 
 /// Burn, whose tensors are part of the API.

@@ -1,4 +1,5 @@
 //! The binary, as a user runs it.
+#![allow(clippy::disallowed_methods, reason = "tests write files of their own")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{

@@ -1,4 +1,5 @@
 //! Fetching models from local test hubs: a correct one, one with broken connections, and a malicious one.
+#![allow(clippy::disallowed_methods, reason = "tests write files of their own")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{

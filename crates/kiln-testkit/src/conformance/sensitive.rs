@@ -4,6 +4,7 @@
 //! packed repeatedly has many such numbers. From that step on, no two programs agree, and transformers does
 //! not agree with itself on another machine. Such a case can be detected by its own behaviour: its logits
 //! change when the last bits of the weights change.
+#![allow(clippy::disallowed_methods, reason = "a file of tests, beside the recordings")]
 
 use std::{fs, path::PathBuf};
 
