@@ -1,25 +1,31 @@
-// y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c]), in f32. Inputs
-// before the first position are in the ring. The input of padding is 0, and so is its output. One invocation
-// computes a channel of 16 tokens. The invocation of the first tokens writes the latest inputs to the ring,
-// which no other invocation accesses.
+// Depthwise causal convolution, in f32:
+//
+//     y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c])
+//
+// The input at position first[b] + t is x[b, t, c]. Inputs before first[b], the position of the row's first
+// new token, are in the ring. The input of padding is 0, and so is its output. One invocation computes a
+// channel of 16 tokens. The invocation of the row's first tokens also reads the ring, and writes the latest
+// inputs to it; no other invocation accesses that part of the ring.
 
 alias elem = f32;
 const WIDTH = 4u;
 
 struct Info {
-    // [rows, tokens, channels]. y has the same shape and is contiguous.
+    // Strides of x, [rows, tokens, channels]. y has the same shape and is contiguous.
     x_strides: vec3<u32>,
     tokens: u32,
-    // Strides of rows, slots and channels.
+    // Strides of the ring, [rows, slots, channels].
     ring_strides: vec3<u32>,
     slots: u32,
-    // [channels, WIDTH]
+    // Strides of weight, [channels, WIDTH].
     weight_strides: vec2<u32>,
     bias_stride: u32,
+    // 1: there is a bias.
     biased: u32,
     channels: u32,
-    // Number of blocks of tokens per row.
+    // Number of blocks of 16 tokens per row.
     blocks: u32,
+    // rows * blocks * channels
     invocations: u32,
 }
 
@@ -43,6 +49,7 @@ fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(min(-x, 80.0)));
 }
 
+// Slot of a position in the ring.
 fn slot(position: i32) -> u32 {
     return u32(position) % info.slots;
 }
@@ -81,7 +88,8 @@ fn main(
     }
     let begin = block * BLOCK;
     let end = min(begin + BLOCK, tokens);
-    // The latest inputs; the last is that of the token itself.
+    // The inputs that a token's output depends on, shifted by one for each token; the last is that of the
+    // token itself.
     var inputs: array<f32, WIDTH>;
     for (var k = 1u; k < WIDTH; k++) {
         let token = i32(begin) - i32(WIDTH) + i32(k);

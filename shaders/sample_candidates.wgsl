@@ -1,34 +1,39 @@
-// The second of three steps that choose a token for each row: selects the tokens that processors may keep.
-// All others are certainly too unlikely, and the last step does not read them. Several workgroups share a
-// row, each with neighboring tokens, and leave the candidates in the order of the vocabulary. With
-// order.wgsl.
+// The second of three steps that choose a token for each row, after sample_scores.wgsl and before
+// sample.wgsl: lists the candidates, the tokens that top_k, top_p and min_p may keep. All other tokens are
+// certainly removed, and the last step does not read them. The vocabulary is divided into shares of
+// neighboring tokens, one per workgroup; each lists its candidates in the order of the vocabulary. The launch
+// appends order.wgsl, which has keys (integers in the order of scores), bins and weights.
 
-// Whether candidates are listed. If not, all tokens are read, and only the weights are computed.
+// Whether candidates are listed. If not, only the total weight of each share is computed, and the last step
+// reads the keys of all tokens.
 const LISTED = true;
 
 struct Info {
     rows: u32,
     vocab: u32,
-    // Number of workgroups per row, and tokens of each.
+    // Number of shares of the vocabulary, and tokens per share; the last may have fewer.
     shares: u32,
     share: u32,
-    // Minimum number of best tokens that are candidates, with all that equal the last one; 0: all. At most
-    // the number of tops.
+    // At least the best top_k tokens, and all with the same score as the last of them, are candidates; 0: all
+    // tokens. At most the number of tops of a row, shares * TOPS.
     top_k: u32,
-    // Minimum weight of candidates, where the largest weight is 1.
+    // Minimum weight, exp(score - largest score), of candidates.
     least: f32,
-    // Maximum share of the total weight that tokens that are not candidates may have; 0: no limit.
+    // Maximum fraction of the total weight that all removed tokens together have; 0: no limit.
     tail: f32,
 }
 
+// [rows, vocab]
 @group(0) @binding(0) var<storage, read_write> keys: array<u32>;
-// 8 entries per share of each row: the best of some tokens.
+// [rows, shares, TOPS]: tops, each the key and the token of the best among the tokens of 32 lanes; a key of 0
+// if there is none.
 @group(0) @binding(1) var<storage, read_write> tops: array<vec2<u32>>;
-// Per share: the number of tokens in each bin, and the bin of the best token.
+// [rows, shares, BINS + 1]: the number of tokens in each bin of scores, then the bin of the best token.
 @group(0) @binding(2) var<storage, read_write> bins: array<u32>;
-// [rows, 2, vocab]: in the first half, from the first token of the share on, keys with their tokens.
+// [rows, 2, vocab]: keys with their tokens. The candidates of a share are in the first half, from the number
+// of the share's first token on. The second half is room for the last step.
 @group(0) @binding(3) var<storage, read_write> candidates: array<vec2<u32>>;
-// Per share: the number of candidates, their weight, and the weight of other tokens.
+// [rows, shares, 3]: the number of candidates, their weight, and the weight of other tokens.
 @group(0) @binding(4) var<storage, read_write> found: array<f32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
@@ -36,12 +41,15 @@ const LANES = 256u;
 const TOPS = 8u;
 const BINS = 128u;
 
+// Keys of the row's tops.
 var<workgroup> best: array<vec4<u32>, LANES / 4u>;
+// Key of the top of rank top_k: the smallest key of a candidate. 0: all tokens are candidates.
 var<workgroup> cut: u32;
 var<workgroup> counts: array<u32, LANES>;
 var<workgroup> sums: array<vec2<f32>, LANES>;
 
-// The lowest key such that all keys below it weigh at most the tail, as far as the bins tell.
+// The largest multiple of a bin's width, as a key, below which all tokens together certainly weigh at most
+// the fraction tail of the total. 0 if the bins do not show that any token can be removed.
 fn lowest_of_bins(row: u32, largest: u32, lane: u32) -> u32 {
     let top = bin_of(largest);
     let score = score_of(largest);
@@ -96,7 +104,8 @@ fn main(
     let row = workgroup / info.shares;
     let all = info.shares * TOPS;
 
-    // The rank of a top is a lower bound of the number of tokens that are at least as good.
+    // The rank of a top is its place among the row's tops, from 1. At least as many tokens of the row are as
+    // good, so the k best tokens are not below the top of rank k.
     if lane < all / 4u {
         let top = row * all + 4u * lane;
         best[lane] = vec4(tops[top].x, tops[top + 1u].x, tops[top + 2u].x, tops[top + 3u].x);

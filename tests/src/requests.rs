@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::support::float32;
 
 const PROMPT: &str = "The Constitution";
+/// Number of tokens to generate.
 const NEW: usize = 12;
 
 /// Loads the demo model on each device.
@@ -25,7 +26,8 @@ pub(crate) fn demos() -> impl Iterator<Item = (&'static str, Model)> {
         .map(move |(name, opened)| (name.as_str(), float32(Model::builder(&folder), opened).load().unwrap()))
 }
 
-/// Sets up sampling, so that a request that used other random words would give another text.
+/// Makes the request sample at a high temperature from a fixed seed: with other random numbers, the text
+/// would differ.
 fn drawn(request: Request<'_>) -> Request<'_> {
     request.max_new_tokens(NEW).temperature(1.5).seed(3)
 }
@@ -63,6 +65,8 @@ fn every_end_of_a_request_gives_the_same_tokens() {
     }
 }
 
+/// Counts how often the stream of an async generation is pending: at least between all chunks of the prompt,
+/// and before each step.
 #[test]
 fn a_thread_is_left_to_others_between_chunks_and_steps() {
     for (device, model) in demos() {
@@ -78,7 +82,8 @@ fn a_thread_is_left_to_others_between_chunks_and_steps() {
     }
 }
 
-/// Creates the demo model with a tokenizer that begins each text with its first token.
+/// Loads the demo model with a tokenizer that begins each text with a token BOS. The model's folder is
+/// deleted when the first value is dropped.
 fn demo_with_bos() -> (tempfile::TempDir, Model) {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
     let folder = tempfile::tempdir().unwrap();
@@ -131,6 +136,7 @@ fn requests_that_mean_nothing_are_refused() {
     assert!(model.generate(PROMPT).temperature(-1.0).temperature(0.0).max_new_tokens(1).text().is_ok());
 }
 
+/// A chat stores a question only together with its answer, and only if the answer was read as text.
 #[test]
 fn a_question_that_is_not_answered_was_never_asked() {
     let (_, model) = demos().next().unwrap();

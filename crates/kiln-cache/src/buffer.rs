@@ -1,4 +1,4 @@
-//! Keys and values in one buffer each, written in place.
+//! A [`Buffer`]: keys and values in one tensor each, written in place. Most strategies store tokens in it.
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
@@ -14,8 +14,8 @@ use crate::memory::TensorTree;
 
 /// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
 ///
-/// The kernel [`KvAppend`] writes it in place while nothing else holds it, and else writes to a copy. A
-/// snapshot therefore costs nothing until one of the two writes.
+/// The kernel [`KvAppend`] writes into the tensors if nothing else holds them, and into copies otherwise. A
+/// snapshot therefore costs nothing until it or the original is written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffer {
     kv: Slot<Kv>,
@@ -29,6 +29,7 @@ impl Buffer {
         Self { origin, ..Self::default() }
     }
 
+    /// Position in slot 0, before the buffer wraps around.
     pub(crate) fn origin(&self) -> usize {
         self.origin
     }
@@ -42,10 +43,12 @@ impl Buffer {
         self.kv.select_rows(rows);
     }
 
+    /// The place of the tensors.
     pub(crate) fn slot(&mut self) -> &mut Slot<Kv> {
         &mut self.kv
     }
 
+    /// Number of slots; 0 while the buffer is empty.
     pub(crate) fn slots(&self) -> usize {
         self.kv.tokens()
     }
@@ -55,7 +58,11 @@ impl Buffer {
         self.kv.set(kv);
     }
 
-    /// Resizes the buffer to `slots` slots, for rows like those of `new`; the first `filled` slots are kept.
+    /// Resizes the buffer to `slots` slots, with the batch, heads and type of the given keys and values. The
+    /// contents of the first `filled` slots are kept.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the buffer is in host memory.
     pub(crate) fn resize(
         &mut self,
         slots: usize,
@@ -78,7 +85,11 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes the tokens `new` from `positions` on.
+    /// Writes tokens, `[batch, kv_heads, tokens, head_dim]`, from `positions` on. Does nothing to an empty
+    /// buffer: [`resize`](Self::resize) comes first.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the buffer is in host memory.
     pub(crate) fn write(
         &mut self,
         kernels: &Kernels,
@@ -92,6 +103,7 @@ impl Buffer {
             let firsts = positions.on_host.clone();
             let append = KvAppend { buffers: [k, v], new: [keys, values], positions, origin };
             let [k, v] = kernels.run(append);
+            // The slots that were written, for the copy in host memory. A range may wrap around.
             let mut firsts: Vec<usize> = firsts.iter().map(|row| row.first).collect();
             firsts.dedup();
             let written = firsts.into_iter().flat_map(|first| {
@@ -103,7 +115,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Makes each row take over its parent's tokens after the prompt.
+    /// Replaces the tokens of each row after the prompt by those of its parent, for a beam search.
     pub(crate) fn reorder_on_device(&mut self, kernels: &Kernels, parents: &Parents) -> Result<()> {
         if let Some((keys, values)) = self.kv.take()? {
             let Parents { rows, width, positions, behind, .. } = parents.clone();
@@ -127,7 +139,11 @@ impl Buffer {
         self.write(kernels, new, &positions)
     }
 
-    /// Returns the whole buffers, to be read from position `start` on. Some slots may be invalid.
+    /// Returns the whole tensors, of which positions from `start` on are to be read. Slots of other positions
+    /// may have any contents.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the buffer is empty, or in host memory.
     pub(crate) fn dense(&self, start: usize) -> Result<DenseKv> {
         let kv = self.kv.get()?.cloned();
         let (keys, values) =
@@ -135,11 +151,12 @@ impl Buffer {
         Ok(DenseKv { keys, values, start, origin: self.origin, shared: None })
     }
 
+    /// Returns [`dense`](Self::dense) as a view for attention.
     pub(crate) fn view(&self, start: usize) -> Result<KvView> {
         self.dense(start).map(KvView::Dense)
     }
 
-    /// Returns the keys and values of the positions in `span`.
+    /// Returns the keys and values of the positions in `span`, in their order.
     pub(crate) fn in_order(&self, span: KvSpan) -> Result<Kv> {
         Ok(self.dense(span.start)?.in_order(span))
     }
@@ -190,7 +207,7 @@ impl TensorTree for Buffer {
     }
 }
 
-/// Concatenates `old` and the new tokens.
+/// Returns the tokens `old`, if there are any, followed by the new ones.
 pub(crate) fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
     match old {
         Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
@@ -198,7 +215,7 @@ pub(crate) fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
     }
 }
 
-/// Returns `len` tokens from `from` on.
+/// Returns the keys and values in `len` slots from slot `from` on.
 pub(crate) fn narrow((keys, values): &Kv, from: usize, len: usize) -> Kv {
     (keys.clone().narrow(2, from, len), values.clone().narrow(2, from, len))
 }
@@ -233,14 +250,18 @@ pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &
     Footprint { held, largest: held, passing }
 }
 
-/// How long a buffer of this length is going to be needed.
+/// Lifetime of a buffer of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lives {
+    /// Until it is replaced by a longer one.
     UntilItGrows,
-    /// Until the sequence ends. Allocated outside of the memory pools, which round sizes up.
+    /// Until the sequence ends. The buffer is allocated outside of the device's memory pools, which round
+    /// sizes up.
     AsLongAsTheSequence,
 }
 
+/// Creates a buffer like `like`, but with `slots` slots, of which the first `filled` are those of `old`, and
+/// the others 0.
 fn resized(old: Option<Tensor<4>>, slots: usize, filled: usize, like: &Tensor<4>, lives: Lives) -> Tensor<4> {
     let [rows, heads, _, dim] = like.dims();
     let device = like.device();

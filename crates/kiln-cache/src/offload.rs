@@ -1,5 +1,5 @@
-//! Selection of the layers that are kept in host memory (transformers' `OffloadedCache` and
-//! `OffloadedStaticCache`). [`Memory`](crate::Memory) moves them.
+//! Selection of the blocks whose layers are kept in host memory (transformers' `OffloadedCache` and
+//! `OffloadedStaticCache`). [`Memory`](crate::Memory) moves their tensors.
 
 use std::{fmt, str::FromStr};
 
@@ -8,11 +8,12 @@ use kiln_core::{
     model_cache::{LayerCache, ModelCache},
 };
 
-/// Which layers are kept in host memory.
+/// The blocks of the model whose cache is in host memory. As in transformers, the text form calls them
+/// layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     All,
-    /// All but this many last layers.
+    /// All but this many last blocks.
     AllBut(usize),
     /// None at first; one block after another when memory runs out.
     AsNeeded,
@@ -21,7 +22,11 @@ pub enum Offload {
 impl FromStr for Offload {
     type Err = Error;
 
-    /// Parses `all`, `auto`, or `layers=N`, where the last N layers stay on the device.
+    /// Parses `all`, `auto` ([`AsNeeded`](Self::AsNeeded)), or `layers=N` ([`AllBut`](Self::AllBut)): the
+    /// last N blocks stay on the device.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] for any other text.
     fn from_str(text: &str) -> Result<Self> {
         match (text, text.strip_prefix("layers=").map(str::parse)) {
             ("all", _) => Ok(Self::All),
@@ -47,7 +52,7 @@ impl fmt::Display for Offload {
 }
 
 impl Offload {
-    /// Number of layers out of `layers` that are kept in host memory; they are the first ones.
+    /// Number of blocks in host memory, out of `layers` blocks of the model. They are the first ones.
     pub(crate) fn count(self, layers: usize) -> usize {
         match self {
             Self::All => layers,
@@ -57,7 +62,8 @@ impl Offload {
     }
 }
 
-/// Moves the layers of `cache` that `offload` selects to host memory.
+/// Moves the layers of the blocks that `offload` selects to host memory. With [`AsNeeded`](Offload::AsNeeded)
+/// none is moved yet: [`offload_one`] does so later.
 ///
 /// # Errors
 /// The device's error in reading a layer; that layer is lost then, and the cache can only be reset.
@@ -66,7 +72,8 @@ pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
     cache.layers_mut().filter(|(block, _)| *block < count).try_for_each(|(_, layer)| layer.offload())
 }
 
-/// Moves the first block of `cache` that is on the device to host memory. Returns false if there is none.
+/// Moves the layers of the first block that is on the device to host memory. Returns false if there is no
+/// such block.
 ///
 /// # Errors
 /// The errors of [`offload`].

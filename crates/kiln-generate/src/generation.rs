@@ -1,9 +1,12 @@
-//! The loop: a prompt goes in, tokens come out one step at a time (transformers' `_sample`).
+//! The decode loop: a prompt goes in, tokens come out one step at a time (`_sample`, `_beam_search` and the
+//! other loops of transformers' `GenerationMixin`).
 //!
-//! There are two ways to choose a token. If nobody wants the scores, the device chooses the token and feeds
-//! it; the host only reads along, optionally one step later, so that the device never waits. Otherwise, and
-//! if the device has no kernel that samples, the scores go to the host and the token goes back. Both give the
-//! same tokens, unless a sample falls on a rounding (see [`crate::sampler`]).
+//! There are two ways to choose a token. If neither the caller nor a setting needs the scores on the host,
+//! the device chooses the token and feeds it to the next step. The host reads the token, with
+//! [`lookahead`](Options::lookahead) only after the next step was launched, so that the device never waits.
+//! Otherwise, or if the device has no kernel that samples, the scores go to the host and the token goes back.
+//! Both ways give the same tokens, unless a random number is within a rounding of the border between two
+//! tokens (see [`crate::sampler`]).
 
 mod assisted;
 mod beams;
@@ -62,14 +65,14 @@ use crate::{
 ///
 /// The generation ends when every row has ended ([`StopReason`]). The cache then holds the sequence without
 /// its last token, which was never fed, as in transformers; the next prompt begins with that token. The same
-/// is true if the generation is dropped earlier. If lookahead fed a token too many and the cache cannot be
-/// truncated, the cache holds that token, too. After an unrecoverable out-of-memory error the cache is empty.
-/// Check `seq_len` before feeding more.
+/// is true if the generation is dropped earlier. If [lookahead](Options::lookahead) fed a token too many and
+/// the cache cannot be truncated, the cache holds that token, too. After an unrecoverable out-of-memory error
+/// the cache is empty. Check `seq_len` before feeding more.
 ///
 /// Rows that have ended are still computed, with meaningless tokens.
 ///
-/// If prompts have several rows, the cache holds only the prompts at the end, or nothing if it cannot be
-/// truncated to them.
+/// If prompts have several rows (beams, or several sequences of a prompt), the cache holds only the prompts
+/// at the end, or nothing if it cannot be truncated to them.
 #[derive(Debug)]
 pub struct Generation<'a> {
     rows: Rows,
@@ -77,7 +80,7 @@ pub struct Generation<'a> {
     search: Search,
     options: Options,
     recorder: StatsRecorder,
-    /// Also true while a step is made, so that a step that was given up is the last.
+    /// Whether no step follows. Also true during a step: if its future is dropped, the generation is over.
     over: bool,
 }
 
@@ -90,8 +93,8 @@ impl<'a> Generation<'a> {
     ///
     /// # Errors
     /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not
-    /// in the vocabulary; [`Error::Setting`] for settings that do not go with the model, the cache or the
-    /// prompt.
+    /// in the vocabulary; [`Error::Setting`] for settings that the model, the cache or the prompt does not
+    /// support.
     pub fn new(
         model: Arc<dyn CausalModel>,
         cache: impl Into<CacheHandle<'a>>,
@@ -126,7 +129,7 @@ impl<'a> Generation<'a> {
         Ok(Self { rows, runner, search, options, recorder: StatsRecorder::new(stats), over: false })
     }
 
-    /// Adds a draft model. To be called before the first step.
+    /// Adds a draft model, for assisted decoding. To be called before the first step.
     ///
     /// # Errors
     /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, for settings
@@ -137,7 +140,8 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    /// Makes the next step; `None` after the last, and after an error.
+    /// Makes the next step; `None` after the last, and after an error. Other tasks of the async runtime can
+    /// run before each step, and between the chunks of a prompt.
     ///
     /// Dropping the future in the middle of a step ends the generation.
     pub async fn next_step(&mut self) -> Option<Result<Step>> {
@@ -157,8 +161,8 @@ impl<'a> Generation<'a> {
         self.recorder.stats
     }
 
-    /// The settings that the device has no kernel for, so that the scores of each step are read back. Empty
-    /// if the device chooses the tokens, and on the CPU.
+    /// Names of the settings that the device has no kernel for, because of which the scores of each step are
+    /// read back. Empty if the device chooses the tokens, and on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
@@ -171,7 +175,8 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// The cache, read-only. It may be a step ahead.
+    /// The cache, read-only. With [lookahead](Options::lookahead) it may already hold the token of the next
+    /// step.
     pub fn cache(&self) -> &ModelCache {
         self.runner.cache()
     }
@@ -181,7 +186,7 @@ impl<'a> Generation<'a> {
         self.rows.list.get(row).map(|row| &row.ids[..])
     }
 
-    /// Number of generated tokens of each row.
+    /// Number of steps so far: the number of generated tokens of each row that has not ended.
     pub fn generated(&self) -> usize {
         self.rows.delivered
     }
@@ -191,15 +196,16 @@ impl<'a> Generation<'a> {
         self.rows.list.get(row)?.stopped
     }
 
-    /// The sequences of each prompt so far that will be returned; of a beam search the best first.
+    /// The completions of each prompt so far, at most `num_return_sequences` of each. Those of a beam search
+    /// are sorted, the best first.
     pub fn completions(&self) -> Vec<Vec<Completion>> {
         let mut completions = self.search.completions(&self.rows);
         completions.iter_mut().for_each(|all| all.truncate(self.options.settings.num_return_sequences));
         completions
     }
 
-    /// The tokens after the first prompt that will not change any more; of a beam search, the common
-    /// beginning of all sequences.
+    /// The generated tokens of the first prompt that later steps cannot change: the common beginning of its
+    /// sequences, of which a beam search may still discard some.
     pub fn agreed(&self) -> Vec<TokenId> {
         let all = self.search.completions(&self.rows);
         let mut all = all.into_iter().next().unwrap_or_default().into_iter().map(|one| one.tokens);
@@ -214,8 +220,11 @@ impl<'a> Generation<'a> {
 
 /// The loop.
 impl Generation<'_> {
-    /// See [`next_step`](Self::next_step). Other tasks of an async runtime run only within a step of several
-    /// chunks.
+    /// Makes a step as [`next_step`](Self::next_step) does, but lets other tasks of the async runtime run
+    /// only between the chunks of a prompt, not before the step.
+    ///
+    /// If the device refused an allocation, or lost a step together with its recording (the captured launches
+    /// that a replay repeats), feeds the cache again and retries.
     async fn make_step(&mut self) -> Option<Result<Step>> {
         if self.over {
             return None;
@@ -259,12 +268,14 @@ impl Generation<'_> {
         search.choose(&mut StepState { runner, rows, options, recorder }).await
     }
 
-    /// Feeds all tokens again after an error that leaves nothing to trust in the cache. `for_memory`: the
-    /// device refused an allocation, so they are fed in smaller chunks or to a cache that takes less.
-    /// Otherwise a recording was given up, and steps are launched from then on.
+    /// Empties the cache and feeds all tokens again, after an error that leaves nothing to trust in the
+    /// cache. `for_memory`: whether the error is a refused allocation; the tokens are then fed in smaller
+    /// chunks, or to a cache that takes less memory. Otherwise a recording was lost, and the launches of
+    /// later steps are not recorded.
     ///
     /// # Errors
-    /// `error`, if that cannot be. The cache is empty then, and can be used.
+    /// `error`, if the tokens cannot be fed again, or if there is no way to take less memory. The cache is
+    /// then empty, and can be used.
     async fn begin_again(&mut self, error: Error, for_memory: bool) -> Result<()> {
         let Self { rows, runner, search, options, .. } = self;
         search.start_over();
@@ -280,7 +291,11 @@ impl Generation<'_> {
         search.catch_up(runner, rows)
     }
 
-    /// Appends the chosen tokens to the rows, and ends the rows that chose to end.
+    /// Appends the chosen tokens to the rows, marks the rows that are finished, and makes the step for the
+    /// caller. In a beam search, each row first becomes a copy of its parent.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the number of tokens is not the number of rows.
     fn deliver(&mut self, chosen: Choice) -> Result<Step> {
         let Self { rows, search, options, recorder, .. } = self;
         if chosen.tokens.len() != rows.len() {
@@ -316,7 +331,7 @@ impl Generation<'_> {
         Ok(Step { tokens, finished, parents: chosen.parents, logits, scores })
     }
 
-    /// Makes the cache forget what was fed ahead of the delivered tokens.
+    /// Makes the cache forget the tokens that were fed before they were delivered.
     fn settle(&mut self) {
         self.runner.drop_ahead();
         if !self.runner.forget_refused() {
@@ -325,9 +340,10 @@ impl Generation<'_> {
     }
 }
 
-/// The hooks of the engine, which computes passes of several generations.
+/// The steps of a generation as the engine calls them: it computes one forward pass for several generations.
 impl Generation<'_> {
-    /// Whether the next step is one token of each row, fed after the row's own tokens, and nothing else.
+    /// Whether the next step can share a forward pass with other generations: it feeds one token per row,
+    /// after the row's own tokens, and nothing else.
     pub(crate) fn can_join(&self) -> bool {
         !self.over
             && self.rows.delivered > 0
@@ -350,15 +366,19 @@ impl Generation<'_> {
         self.options.compile
     }
 
-    /// Takes the logits `[rows, 1, vocab]` of a shared pass, and starts to read the numbers that the next
-    /// tokens are chosen by.
+    /// Takes the part of this generation, `[rows, 1, vocab]`, in the logits of a shared pass, and starts to
+    /// read the next tokens, or the scores that the host chooses them by.
     pub(crate) fn start_step(&mut self, logits: Tensor<3>) -> Result<Reading> {
         self.over = true;
         self.recorder.start();
         self.runner.start_shared_step(logits, &self.options)
     }
 
-    /// Chooses the next token of each row.
+    /// Chooses the next token of each row, after [`start_step`](Self::start_step).
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if this generation is not one that can [share a pass](Self::can_join); errors of
+    /// the device.
     pub(crate) async fn finish_step(&mut self, reading: Reading) -> Result<Step> {
         let Self { rows, runner, search, options, recorder, .. } = self;
         let Search::EachRow(each) = search else {
@@ -370,7 +390,8 @@ impl Generation<'_> {
         Ok(step)
     }
 
-    /// Feeds again what the cache has lost. Returns a step if none was delivered before.
+    /// Empties the cache and feeds all tokens again. If no step was delivered before, also makes the first
+    /// one and returns it.
     ///
     /// # Errors
     /// `error`, if the cache cannot be filled again; then the generation is over.
@@ -381,7 +402,7 @@ impl Generation<'_> {
         if self.rows.delivered > 0 { Ok(None) } else { self.continue_alone().await }
     }
 
-    /// Makes a step in passes of its own; `None` if the generation is over.
+    /// Makes a step in forward passes of this generation alone; `None` if the generation is over.
     pub(crate) async fn continue_alone(&mut self) -> Result<Option<Step>> {
         self.make_step().await.transpose()
     }

@@ -1,7 +1,7 @@
 //! Models, one file per `model_type`; [`ARCHITECTURES`] is the list.
 //!
-//! **Invariant:** no cache strategy is named here. A model uses the layer it is given, and knows only its
-//! trait.
+//! **Invariant:** no cache strategy is named here. A model says what it needs ([`LayerNeed`]), uses the layer
+//! of the cache that it is given for each block, and knows only its trait.
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write files of their own"))]
 #![forbid(unsafe_code)]
 
@@ -48,25 +48,29 @@ pub use nn::{
 pub use random::{RandomWeights, count_elements};
 pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
-/// A reader for one family of checkpoints.
+/// A reader of the configs of one `model_type`.
 pub trait Architecture: fmt::Debug + Sync {
     /// Value of `model_type` in the checkpoint's `config.json`.
     fn model_type(&self) -> &'static str;
 
-    /// Reads and checks the config without touching any weight.
+    /// Reads and checks the config; weights are not read.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] or [`Error::File`] for a field that is missing, impossible or not supported.
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>>;
 }
 
 /// A model whose config was read and checked.
 pub trait Configured: fmt::Debug {
+    /// Sizes of the decoder.
     fn sizes(&self) -> Sizes;
 
-    /// Whether activations stay within float16. If they do not, `auto` does not pick float16.
+    /// Whether activations stay within the range of float16. If not, the dtype `auto` is not float16.
     fn fits_float16(&self) -> bool {
         true
     }
 
-    /// Memory needs of the layers, one entry per block.
+    /// The cache layers that the model needs, one entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
 
     /// Shape of the encoder's input; `None` for a model without an encoder.
@@ -74,22 +78,26 @@ pub trait Configured: fmt::Debug {
         None
     }
 
-    /// Rotary positions of the model, if it has any.
+    /// Rotary position embeddings of the model, if it has any.
     fn ropes(&self) -> Option<&Ropes>;
 
     /// Names of the model's tensors, and the aliases that checkpoints use.
     fn tensor_names(&self) -> TensorNames;
 
+    /// Loads the weights to the device of `kernels`.
+    ///
+    /// # Errors
+    /// The errors of `weights`, such as a missing tensor or one of another shape; errors of the device.
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 
-    /// Returns the model reduced to these blocks, in ascending order; `None` if it cannot do without the
-    /// others.
+    /// Returns a smaller model with only these blocks, in ascending order, for the comparison of a device
+    /// with the CPU; `None` if the model does not support it.
     fn only(&self, _blocks: &[usize]) -> Option<Box<dyn Configured>> {
         None
     }
 }
 
-/// Every architecture. Adding an entry here makes it loadable.
+/// Every architecture. A new entry makes it loadable; CONTRIBUTING.md lists the other files that it needs.
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,

@@ -1,4 +1,5 @@
-//! Properties of each format that are known at compile time.
+//! Properties of each weight format that are known at compile time, and access to its blocks of sixteen rows
+//! ([`Order::Sixteens`](kiln_weights::streams::Order::Sixteens)).
 
 use std::marker::PhantomData;
 
@@ -8,39 +9,41 @@ use kiln_weights::{
     streams::{GroupScales, ScaleType, Streams},
 };
 
-/// Number of elements in a run, which share a scale in a vector.
+/// Number of elements in a run. The vector that weights are multiplied by has a scale per run.
 pub(crate) const RUN: usize = 32;
 
-/// A format of packed codes.
+/// A format of packed codes. Sizes are those of a block of sixteen rows, in words of 32 bits.
 pub(crate) trait Packed: 'static {
     const STREAMS: Streams;
 
-    /// The format's table of integers.
+    /// The table that codes are indices into, if all its entries are integers.
     const INTEGERS: Option<&'static [i8; 16]> = match Self::STREAMS.table {
         Some(table) => table.integers(),
         None => None,
     };
 
-    /// Amount by which a table's entries are increased to become bytes.
+    /// Amount that is added to the entries of a table of integers, so that they are unsigned bytes: the
+    /// smallest entry is at least -128 (IQ4_NL and IQ4_XS), or -12 (MXFP4).
     const RAISED: u8 = match Self::INTEGERS {
         Some(table) if table[0] < -12 => 128,
         Some(_) => 12,
         None => 0,
     };
 
-    /// Amount that is subtracted from a byte.
+    /// Amount that is subtracted from a byte, the code or its entry in [`TABLE`](Self::TABLE), before it is
+    /// scaled.
     const OFFSET: i32 = (Self::STREAMS.offset + Self::RAISED) as i32;
 
-    /// Whether bytes are larger than 127.
+    /// Whether bytes may be larger than 127, so that products need [`Lanes::dot_wide`].
     const WIDE: bool = Self::OFFSET == 128 || Self::STREAMS.low == 8;
 
-    /// Largest byte.
+    /// Largest value of a byte.
     const LARGEST: usize = match Self::INTEGERS {
         Some(_) => largest(&Self::TABLE),
         None => (1 << (Self::STREAMS.low + Self::STREAMS.high)) - 1,
     };
 
-    /// The table's entries as bytes.
+    /// The entries of the table of integers as unsigned bytes: increased by [`RAISED`](Self::RAISED).
     const TABLE: [u8; 16] = {
         let mut bytes = [0; 16];
         if let Some(table) = Self::INTEGERS {
@@ -53,13 +56,13 @@ pub(crate) trait Packed: 'static {
         bytes
     };
 
-    /// The format's table of floats.
+    /// The table that codes are indices into, if its entries are not integers.
     const FLOATS: Option<[f32; 16]> = match (Self::STREAMS.table, Self::INTEGERS) {
         (Some(table), None) => Some(table.numbers()),
         _ => None,
     };
 
-    /// Number of words for the scales of a block of sixteen rows, including minimums in float16.
+    /// Number of words for the scales of the whole block, one per row, including float16 minimums.
     const WHOLE: usize = Self::STREAMS.parts()[4] * 4;
 
     /// Number of words for the scales of groups, or for zero points.
@@ -68,7 +71,7 @@ pub(crate) trait Packed: 'static {
     /// Number of words for the minimums of groups.
     const MINIMUMS: usize = Self::STREAMS.parts()[3] * 4;
 
-    /// Number of words in a block of sixteen rows.
+    /// Number of words in the block.
     const WORDS: usize = Self::STREAMS.block_words();
 
     /// Number of runs per block.
@@ -77,12 +80,14 @@ pub(crate) trait Packed: 'static {
     /// Number of groups per run.
     const GROUPS: usize = if Self::STREAMS.group < RUN { RUN / Self::STREAMS.group } else { 1 };
 
+    /// Whether each row of a block has a minimum beside its scale.
     const HAS_MINIMUM: bool = Self::STREAMS.has_minimum;
 
     /// Whether each row of a block has a zero point, the code of the number 0.
     const HAS_ZEROS: bool = matches!(Self::STREAMS.groups, GroupScales::Zeros);
 }
 
+/// Returns the largest of the bytes.
 const fn largest(bytes: &[u8; 16]) -> usize {
     let (mut largest, mut i) = (0, 0);
     while i < 16 {
@@ -99,18 +104,22 @@ pub(crate) trait Plain: 'static {
     /// The numbers of sixteen rows in one column.
     type Column: bytemuck::Pod + Sync;
 
+    /// Converts the numbers of a column to float32.
     fn floats<L: Lanes>(lanes: L, column: &Self::Column) -> L::Floats;
 }
 
-/// Code that is compiled for every format.
+/// A computation that is compiled for every format; [`visit`] selects the one for a given format.
 pub(crate) trait Visitor {
     /// Visits a format whose codes are integers, or indices into a table of integers.
     fn packed<P: Packed>(self);
     /// Visits a format whose codes are indices into a table of floats.
     fn looked_up<P: Packed>(self);
+    /// Visits a format of unpacked floats.
     fn plain<N: Plain>(self);
 }
 
+/// Implements [`Packed`] for formats of integers, or tables of integers; and, after the semicolon, for those
+/// with tables of floats. Defines [`visit`].
 macro_rules! packed {
     ($($name:ident)*; $($table:ident)*) => {
         $(
@@ -135,7 +144,7 @@ macro_rules! packed {
             }
         )*
 
-        /// Calls the visitor with a format.
+        /// Calls the method of `visitor` for `format`, with the type that implements it.
         pub(crate) fn visit(format: Format, visitor: impl Visitor) {
             match format {
                 $(Format::$name => visitor.packed::<$name>(),)*
@@ -184,11 +193,15 @@ impl Plain for Bf16 {
     }
 }
 
-/// A block of sixteen rows.
+/// A block of sixteen rows, one per lane.
 pub(crate) struct Block<'a> {
+    /// Scales of the rows, then their minimums, if there are any.
     whole: &'a [u32],
+    /// Scale, or zero point, of each group: `[groups][rows]`.
     scales: &'a [[u8; 16]],
+    /// Minimum of each group: `[groups][rows]`.
     minimums: &'a [[u8; 16]],
+    /// Words of the codes of each run: `[runs · bits][rows]`, low bits before high bits.
     codes: &'a [[u32; 16]],
 }
 
@@ -207,7 +220,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Returns the scale of the block, and its minimum or 0.
+    /// Returns the scale of each row, and its minimum, or 0 if there is none.
     #[inline(always)]
     pub(crate) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
         let halves: &[[u16; 16]] = bytemuck::cast_slice(self.whole);
@@ -219,12 +232,13 @@ impl<'a> Block<'a> {
         let minimum = if P::HAS_MINIMUM { lanes.halves(&halves[1]) } else { lanes.splat(0.0) };
         match P::STREAMS.groups {
             GroupScales::One | GroupScales::Zeros => [scale, minimum],
-            // The minimum is subtracted.
+            // Callers add minimums, and formats with several groups subtract them.
             _ => [scale, lanes.mul(minimum, lanes.splat(-1.0))],
         }
     }
 
-    /// Returns the scale of a group and its minimum, given those of the block.
+    /// Returns the scale of a group in each row and its minimum, given those of the [whole](Self::whole)
+    /// block.
     #[inline(always)]
     pub(crate) fn of_group<L: Lanes, P: Packed>(
         &self,
@@ -251,7 +265,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Returns the number that is added to a code: minus the zero point.
+    /// Returns the number that is added to the codes of each row: minus the zero point, or minus
+    /// [`OFFSET`](Packed::OFFSET).
     #[inline(always)]
     pub(crate) fn zeros<L: Lanes, P: Packed>(&self, lanes: L) -> L::Floats {
         match P::HAS_ZEROS {
@@ -260,7 +275,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Prefetches the scales of the next blocks.
+    /// Prefetches the scales of later blocks ([`Lanes::prefetch`]).
     #[inline(always)]
     pub(crate) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
         // The scales of small blocks are in the cache lines of codes.
@@ -271,7 +286,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Prefetches the codes of the next runs.
+    /// Prefetches the codes of later runs ([`Lanes::prefetch`]).
     #[inline(always)]
     pub(crate) fn prefetch_codes<L: Lanes, P: Packed>(&self, lanes: L, run: usize) {
         let bits = P::STREAMS.low + P::STREAMS.high;
@@ -293,7 +308,8 @@ pub(crate) struct CodesOfRun<'a, P> {
 }
 
 impl<P: Packed> CodesOfRun<'_, P> {
-    /// Returns the codes `4 q` to `4 q + 3` of each row, as the bytes of its word.
+    /// Returns quad `q`: codes `4 q` to `4 q + 3` of each row, or their entries in a table of integers, as
+    /// the four bytes of the row's word.
     #[inline(always)]
     pub(crate) fn quad<L: Lanes>(&self, lanes: L, q: usize) -> L::Words {
         let (low, high) = self.words.split_at(P::STREAMS.low);

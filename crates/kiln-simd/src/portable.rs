@@ -1,4 +1,4 @@
-//! Lanes for every machine, in plain Rust.
+//! Lanes for every machine, in plain Rust ([`Instructions::Plain`](crate::Instructions::Plain)).
 
 use half::{bf16, f16};
 
@@ -153,6 +153,8 @@ impl Lanes for Portable {
     }
 }
 
+/// Adds to each sum the dot product of the four unsigned bytes of its lane, minus `subtracted` each, and the
+/// four signed bytes of `x`.
 #[inline(always)]
 fn dot(sums: [u32; 16], bytes: [u32; 16], x: i32, subtracted: i32) -> [u32; 16] {
     let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));

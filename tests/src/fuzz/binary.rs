@@ -18,7 +18,8 @@ use super::{
 };
 use crate::support::fixtures_of;
 
-/// Time limit of a whole test.
+/// Time after which the test of the corpus runs no further file. The test of command lines has a quarter of
+/// it.
 const ALL: Duration = Duration::from_secs(20);
 /// Time limit of one command, after which it counts as hanging. The slowest command takes a second, and
 /// longer on a busy machine.
@@ -32,7 +33,8 @@ fn binary() -> Option<PathBuf> {
     binary.is_file().then_some(binary)
 }
 
-/// Creates a complete model folder, in which a file of the corpus replaces one of the files.
+/// Creates a complete folder of the recorded model `name` in `folder`. The caller replaces one of its files
+/// by a file of the corpus.
 fn model(folder: &Path, name: &str) -> PathBuf {
     let to = folder.join("model");
     _ = fs::remove_dir_all(&to);
@@ -44,7 +46,8 @@ fn model(folder: &Path, name: &str) -> PathBuf {
     to
 }
 
-/// Runs one command. Returns an error if it does not end properly.
+/// Runs one command with a line of input, on the CPU. Returns a description if it crashes, hangs, or prints
+/// more or less than one error when it fails; `None` if it ends properly.
 fn ends_badly(binary: &Path, folder: &Path, args: &[&str]) -> Option<String> {
     let [out, err] = ["out", "err"].map(|name| folder.join(name));
     fs::write(folder.join("in"), "hello\n").unwrap();
@@ -98,7 +101,7 @@ fn the_corpus_never_panics_the_binary() {
     let fingerprints = fingerprints();
     let begun = Instant::now();
     let (mut run, mut left, mut failed) = (0, 0, Vec::new());
-    // Takes one file of each target in turn, so that a short run covers all targets.
+    // One file of each target in turn, so that a short run covers all targets.
     let mut files: Vec<(usize, &str, PathBuf)> = Vec::new();
     for target in TARGETS {
         files.extend(corpus(target.name).into_iter().enumerate().map(|(at, path)| (at, target.name, path)));
@@ -133,7 +136,8 @@ fn the_corpus_never_panics_the_binary() {
             }
             "cache_file" => {
                 model(folder.path(), "llama");
-                // The tokenizer is not part of a fingerprint.
+                // The fingerprint of the recorded model and a valid checksum make the binary read the
+                // contents. The tokenizer here is another, but is not part of a fingerprint.
                 fs::write(named("cache"), signed(&bytes, &fingerprints).unwrap_or(bytes)).unwrap();
                 kiln(&["run", "-n", "2", "-m", &named("model"), "--load-cache", &named("cache")]);
             }
@@ -159,7 +163,7 @@ fn the_corpus_never_panics_the_binary() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Runs a few malformed command lines.
+/// Runs command lines with mutated values of random options.
 #[test]
 fn words_never_panic_the_binary() {
     let Some(binary) = binary() else { return println!("skipped: kiln was not built") };

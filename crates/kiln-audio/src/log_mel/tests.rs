@@ -6,10 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Deterministic noise from -1 to 1.
 fn noise(len: usize) -> Vec<f32> {
     (0..len as u64).map(|n| (n * n * 2_654_435_761 % 1009) as f32 / 504.5 - 1.0).collect()
 }
 
+/// Returns the frames of a stream that gets `pieces` one after another, `[frames, bins]`, and its largest
+/// logarithm.
 fn frames(mel: &LogMel, pieces: &[&[f32]]) -> (Vec<f32>, f32) {
     let mut stream = mel.stream();
     let mut frames: Vec<f32> = pieces.iter().flat_map(|piece| stream.push(piece).unwrap()).collect();
@@ -21,6 +24,7 @@ fn frames(mel: &LogMel, pieces: &[&[f32]]) -> (Vec<f32>, f32) {
 #[test]
 fn silence_is_the_floor() {
     let features = LogMel::new(80).unwrap().features(&[], 480_000).unwrap();
+    // Whisper's normalization of the smallest logarithm: (-10 + 4) / 4.
     assert_eq!(features, vec![-1.5; 80 * 3000]);
 }
 
@@ -31,7 +35,8 @@ fn a_tone_is_loudest_in_its_band() {
     let tone: Vec<f32> = (0..16_000).map(|n| (n as f32 * FRAC_PI_8).sin()).collect();
     let features = mel.features(&tone, 16_000).unwrap();
     let loudest = (0..80).max_by(|&a, &b| features[a * 100 + 50].total_cmp(&features[b * 100 + 50]));
-    // 1000 Hz is 15 mel; 81 steps reach 8000 Hz, 45.245 mel.
+    // On Slaney's mel scale, 1000 Hz is 15 mel, and 8000 Hz is 45.245 mel. Band `b` of 80 is centered at
+    // `b + 1` of 81 equal steps. Frame 50 of 100 is in the middle of the tone.
     assert_eq!(loudest, Some((15.0_f64 / (45.245 / 81.0)).round() as usize - 1));
 }
 
@@ -41,6 +46,7 @@ fn short_sounds_are_mirrored_to_and_fro() {
     for len in [0, 1, 159] {
         assert_eq!(frames(&mel, &[&noise(len)]), (Vec::new(), FLOOR));
     }
+    // Up to 200 samples, the mirrored audio before and after them is longer than the audio itself.
     for len in [160, 200, 201, 399, 400, 401] {
         let samples = noise(len);
         let period = 2 * (len as i64 - 1);

@@ -13,27 +13,31 @@ use symphonia::core::io::MediaSource;
 /// Smallest length that means "unknown": writers use 0x7FFFF000 (sox), 0x7FFFFFFF and 0xFFFFFFFF (ffmpeg),
 /// and these values minus the bytes before the audio data.
 const UNKNOWN: u64 = 0x7FFF_0000;
-/// Length field that symphonia reads as unknown.
+/// Length field that symphonia reads as unknown: it then reads up to the end of the source.
 const ANY: [u8; 4] = [0xFF; 4];
 /// Maximum number of chunks before the audio data.
 const MOST_CHUNKS: usize = 1000;
 /// Maximum number of tags before the audio data.
 const MOST_TAGS: usize = 16;
-/// Tolerance of a length in bytes: tags that are not counted.
+/// Number of bytes by which an MP3 file may exceed the length in its header: for tags, which some writers do
+/// not count.
 const SLACK: u64 = 1024;
 
 /// A source with corrected length fields.
 pub(super) struct Corrected {
     source: Box<dyn MediaSource>,
-    /// Replacement bytes, by their positions in the source.
+    /// Positions in the source, and the four bytes that replace those from there on.
     patches: Vec<(u64, [u8; 4])>,
+    /// Number of bytes that are read of the source.
     len: u64,
+    /// Position of the next byte.
     at: u64,
 }
 
 impl Corrected {
     /// Corrects the length fields of `source` and rewinds it. Also returns the number of bytes after the
-    /// audio data whose meaning is not known.
+    /// audio data that are neither chunks nor tags; 0 if there are none. Does nothing to a source of unknown
+    /// length.
     pub(super) fn of(mut source: Box<dyn MediaSource>) -> io::Result<(Box<dyn MediaSource>, u64)> {
         let Some(len) = source.byte_len() else { return Ok((source, 0)) };
         let mut found = Found { patches: Vec::new(), len, unknown: 0 };
@@ -98,13 +102,17 @@ impl MediaSource for Corrected {
     }
 }
 
-/// Corrections of a file: replacement bytes, by their positions, and the length to read.
+/// Corrections of a file.
 struct Found {
+    /// See [`Corrected::patches`].
     patches: Vec<(u64, [u8; 4])>,
+    /// Number of bytes to read.
     len: u64,
+    /// Number of bytes after the audio data that are neither chunks nor tags.
     unknown: u64,
 }
 
+/// A source whose bytes are read by position.
 struct File<'a> {
     source: &'a mut dyn MediaSource,
     len: u64,
@@ -157,7 +165,8 @@ fn before_tags(file: &mut File<'_>) -> io::Result<u64> {
     Ok(end)
 }
 
-/// Corrects RIFF files, and the variant with 64-bit lengths (EBU Tech 3306).
+/// Corrects WAVE files in RIFF, and in the variant with 64-bit lengths (RF64, EBU Tech 3306), which is
+/// presented as RIFF. `start`: position of the first byte.
 fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
     if &file.bytes(start + 8)? != b"WAVE" {
         return Ok(());
@@ -185,7 +194,7 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
                 {
                     found.unknown = rest.end - rest.start;
                 }
-                // A length that does not fit into 32 bits is limited by the end of the source.
+                // A length that does not fit into 32 bits becomes unknown, and the source ends after it.
                 found.patches.push((at + 4, u32::try_from(len).map_or(ANY, u32::to_le_bytes)));
                 if len >= u64::from(u32::MAX) {
                     found.len = found.len.min(content.saturating_add(len));
@@ -199,7 +208,8 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the number of bytes of audio data at the start of `place`, given the claimed length.
+/// Returns the number of bytes of audio data at the start of `place`, which ends with the file. `claimed`:
+/// the length field.
 fn sound_len(file: &mut File<'_>, place: Range<u64>, claimed: u64) -> io::Result<u64> {
     const WRAP: u64 = 1 << 32;
 
@@ -210,13 +220,14 @@ fn sound_len(file: &mut File<'_>, place: Range<u64>, claimed: u64) -> io::Result
         // data.
         _ if claimed == 0 && !is_chunks(file, place)? => there,
         None if claimed >= UNKNOWN => there,
-        // The length overflowed its 32 bits.
+        // The length overflowed its 32 bits: the file has at least 2^32 bytes more than it says.
         Some(rest) if rest >= WRAP => claimed + rest / WRAP * WRAP,
         _ => claimed,
     })
 }
 
-/// Whether a range consists of chunks.
+/// Whether a range of the file consists of RIFF chunks: a printable name of four bytes, a length, the
+/// content.
 fn is_chunks(file: &mut File<'_>, place: Range<u64>) -> io::Result<bool> {
     let mut at = place.start;
     for _ in 0..MOST_CHUNKS {
@@ -244,7 +255,7 @@ fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
         };
         let there = file.len - at;
         match u32::try_from(there) {
-            // If the length is too short, audio data follows rather than a box.
+            // Only audio data is corrected: after a box whose length is too short, these bytes are no box.
             Ok(short) if (size == 0 || size > there) && &file.bytes(at + 4)? == b"mdat" => {
                 found.patches.push((at, short.to_be_bytes()));
             }
@@ -255,9 +266,12 @@ fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
     Ok(())
 }
 
-/// Corrects the first frame, in which Xing or Fraunhofer headers state the number of frames. If there are
-/// more, the header is disabled, so that the frame is read like any other.
+/// Corrects the first frame, in which a Xing or Fraunhofer (VBRI) header states the numbers of frames and
+/// bytes. If there are no frames according to it, or if the file is longer than it says, its name is
+/// overwritten, so that decoders read the frame like any other. `header`: the second to fourth byte of the
+/// frame.
 fn mp3(file: &mut File<'_>, start: u64, header: [u8; 3], found: &mut Found) -> io::Result<()> {
+    // Number of bytes of side information, after which a Xing header begins.
     let (is_mpeg1, is_mono) = (header[0] >> 3 & 3 == 3, header[2] >> 6 == 3);
     let side = match (is_mpeg1, is_mono) {
         (true, false) => 32,

@@ -1,4 +1,4 @@
-//! The host's copy of a layer.
+//! The copy of an offloaded layer in host memory.
 
 use std::{ops::Range, sync::Arc};
 
@@ -12,24 +12,27 @@ use kiln_core::{
     slot::{AnySlot, Dirty, Outline},
 };
 
-/// Largest number of bytes in flight: they are held on the device until they have arrived. Beyond it, reads
-/// are waited for at once.
+/// Maximum number of bytes of unfinished reads: the device holds them until they have arrived. If there are
+/// more, the host waits for all.
 const UNDER_WAY: usize = 256 << 10;
 
-/// Contents of every slot of a layer, and the reads in flight from the device.
+/// Copies of the tensors in every slot of a layer, and the reads from the device that have not finished.
 #[derive(Debug, Default)]
 pub(super) struct Host {
+    /// The tensors of each slot.
     slots: Vec<Vec<HostTensor>>,
     arriving: Vec<Arriving>,
     moved: Moved,
-    /// Why this copy differs from what the device held.
+    /// The error of a read that failed. The copy lacks its data, so every later use fails with this error.
     lost: Option<Error>,
 }
 
 /// A tensor of a slot, or a part of it, that is being read from the device.
 #[derive(Debug)]
 struct Arriving {
+    /// Index of the slot.
     slot: usize,
+    /// Index of the tensor in the slot.
     tensor: usize,
     /// Entries of dimension 2; `None`: all.
     tokens: Option<Range<usize>>,
@@ -37,7 +40,11 @@ struct Arriving {
 }
 
 impl Host {
-    /// Updates the copy from the device: starts reading dirty entries, and whole tensors whose shape changed.
+    /// Starts to update the copy from the device: reads the entries that changed, and whole tensors whose
+    /// shape or type changed. `dirty`: the changes in each slot.
+    ///
+    /// # Errors
+    /// The device's error in reading, now or before.
     pub(super) fn follow(&mut self, slots: &[&dyn AnySlot], dirty: &[Dirty]) -> Result<()> {
         self.settle()?;
         self.slots.resize(slots.len(), Vec::new());
@@ -63,6 +70,7 @@ impl Host {
         Ok(())
     }
 
+    /// Starts to read the tensors of slot `i`; `tokens`: entries of dimension 2, or all.
     fn expect(&mut self, i: usize, slot: &dyn AnySlot, tokens: Option<&Range<usize>>) -> Result<()> {
         let reads = slot.start_reading(tokens)?.into_iter().enumerate();
         let arriving =
@@ -71,10 +79,10 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for the reads in flight.
+    /// Waits for all unfinished reads, and stores their data.
     ///
     /// # Errors
-    /// The device's error, now and from then on.
+    /// The device's error in a read. Later calls return it again, until the copy is [emptied](Self::empty).
     fn settle(&mut self) -> Result<()> {
         for Arriving { slot, tensor, tokens, read } in std::mem::take(&mut self.arriving) {
             match (arrived(read), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
@@ -89,7 +97,10 @@ impl Host {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// Fills the offloaded slots with copies.
+    /// Copies tensors back to the device, into those of `slots` that are offloaded.
+    ///
+    /// # Errors
+    /// The device's error in an earlier read.
     pub(super) fn fill(&mut self, slots: Vec<&mut dyn AnySlot>, device: &Device) -> Result<()> {
         self.settle()?;
         let state = DeviceState::of(device);
@@ -117,14 +128,14 @@ impl Host {
         settled
     }
 
-    /// Drops everything.
+    /// Drops everything except the counts of moved bytes.
     pub(super) fn empty(&mut self) {
         *self = Self { moved: self.moved, ..Self::default() };
     }
 
-    /// Copies the host's data lazily: tensors are shared until either copy changes.
+    /// Returns a copy for a snapshot. Tensors are shared until either copy changes.
     pub(super) fn share(&mut self) -> Self {
-        // An error is stored, and reported to whoever uses the copy.
+        // An error is stored in `lost`, and reported when either copy is used.
         _ = self.settle();
         let (slots, lost) = (self.slots.clone(), self.lost.clone());
         Self { slots, arriving: Vec::new(), moved: Moved::default(), lost }
@@ -137,10 +148,12 @@ impl Host {
         Ok(())
     }
 
+    /// Size of all tensors in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.slots.iter().flatten().map(HostTensor::len).sum()
     }
 
+    /// Number of bytes that were copied between the host and the device so far.
     pub(super) fn moved(&self) -> Moved {
         self.moved
     }
@@ -164,7 +177,7 @@ pub(super) fn unavailable() -> Error {
     Error::Setting { name: "offload", why }
 }
 
-/// A tensor in host memory, in row-major order. Copies share it until one of them is written.
+/// A tensor in host memory, in row-major order. Clones share its bytes until one of them is written.
 #[derive(Clone, Debug)]
 pub(super) struct HostTensor {
     bytes: Arc<Vec<u8>>,
@@ -200,8 +213,8 @@ impl HostTensor {
         }
     }
 
-    /// Returns tensor data that share the bytes. If they were written before being copied to the device, they
-    /// would be copied in host memory first.
+    /// Returns tensor data that share the bytes. If this tensor is written before they are on the device, the
+    /// bytes are copied in host memory first.
     fn to_data(&self) -> TensorData {
         host_data::shared(Arc::clone(&self.bytes), self.shape.clone(), self.dtype)
     }

@@ -1,6 +1,8 @@
-//! Memory of one block: a [`Policy`] that decides, its tensors, and their location.
+//! Memory of one block of the model: a [`Policy`], which decides where tokens are stored and which stay, the
+//! tensors that it decides about, and their location, on the device or on the host.
 //!
-//! Rows, promises, saving, claims, snapshots and offloading are implemented here, once for all strategies.
+//! Selection of rows, promises ([`Progress::history`] and [`Progress::horizon`]), saving, claims to the
+//! memory budget, snapshots and offloading are implemented here, once for all strategies.
 
 mod cross;
 mod host;
@@ -31,7 +33,7 @@ pub(crate) use self::{
 
 use self::host::Host;
 
-/// A number of tokens that no sequence reaches. A file with more is refused.
+/// Maximum count in a saved cache; no sequence has as many tokens. A file with a larger one is rejected.
 const MOST_TOKENS: u64 = 1 << 40;
 
 /// Memory of one block, managed by `policy`.
@@ -45,8 +47,8 @@ pub struct Memory<P: Policy> {
     at: Progress<P::Counts>,
     tensors: P::Tensors,
     device: Device,
-    /// Copy in host memory; `None`: the memory stays on the device. In a cell, because a question may have to
-    /// wait for data in flight to the host.
+    /// Copy in host memory; `None`: the memory stays on the device. In a cell, because methods that take
+    /// `&self` may have to wait for data in flight to the host, and then store them here.
     host: Option<RefCell<Host>>,
 }
 
@@ -57,7 +59,8 @@ impl<P: Policy> Memory<P> {
         Self { tensors: policy.empty(&at.counts), policy, at, device: device.clone(), host: None }
     }
 
-    /// Runs `work` with the tensors on the device.
+    /// Runs `work` with the tensors on the device: [fetches](Self::fetch) them first, and [parks](Self::park)
+    /// them afterwards.
     fn on_device<T>(
         &mut self,
         work: impl FnOnce(&P, &mut Progress<P::Counts>, &mut P::Tensors) -> Result<T>,
@@ -68,7 +71,7 @@ impl<P: Policy> Memory<P> {
         done
     }
 
-    /// Brings tensors from host memory to the device.
+    /// Copies offloaded tensors from host memory to the device. Does nothing if the memory is not offloaded.
     fn fetch(&mut self) -> Result<()> {
         match &mut self.host {
             Some(host) => host.get_mut().fill(self.tensors.slots_mut(), &self.device),
@@ -92,7 +95,7 @@ impl<P: Policy> Memory<P> {
         self.host.as_ref().map_or(0, |host| host.borrow().bytes())
     }
 
-    /// Copies the tensors to the device, sharing those that are there already.
+    /// Returns the tensors on the device: shared if they are there already, copied from the host otherwise.
     fn copied(&self) -> Result<P::Tensors> {
         let mut copy = self.tensors.clone();
         if let Some(host) = &self.host {
@@ -102,7 +105,7 @@ impl<P: Policy> Memory<P> {
     }
 }
 
-/// Copies lazily: tensors are shared until either copy writes.
+/// Copies lazily: tensors are shared until either copy writes. The copy of an offloaded memory is offloaded.
 impl<P: Policy> Clone for Memory<P> {
     fn clone(&self) -> Self {
         let mut tensors = self.tensors.clone();
@@ -134,12 +137,13 @@ impl<P: Policy> CacheLayer for Memory<P> {
 
     fn footprint(&self, step: &StepShape) -> Footprint {
         let Footprint { held, largest, passing } = self.policy.footprint(&self.at, &self.tensors, step);
-        // If the policy has no estimate, the size of the host's copy is one.
+        // The estimate of a policy may be the size of its tensors on the device, which is 0 while they are in
+        // host memory. They will need as much as the host's copy.
         Footprint { held: held.max(self.host_bytes()), largest, passing }
     }
 
     fn rewind_point(&self, at_most: usize) -> usize {
-        // A layer that forgot everything is like a new one.
+        // Every layer can return to 0, by a reset.
         self.policy.rewind_point(&self.at, at_most.min(self.at.seq_len)).unwrap_or(0)
     }
 
@@ -198,8 +202,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if let Some(&row) = rows.iter().find(|&&row| row >= have) {
             return Err(Error::NoSuchRow { row, rows: have });
         }
-        // On the host every tensor has a dimension of rows, so nothing has to be brought in. The exception is
-        // groups that span several rows.
+        // Tensors in host memory are reordered there, without a copy to the device. The exceptions are groups
+        // that span several rows, and rows that share a tensor.
         self.park()?;
         match &mut self.host {
             Some(host)
@@ -221,8 +225,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.host.is_none() && self.policy.shares_row(&self.at, &self.tensors)
     }
 
-    /// Tensors in host memory are brought in for it, and copied back. A layer without tensors remembers
-    /// nothing: its caller has the tokens.
+    /// An offloaded layer reorders by copy at best: its tensors are copied to the device and back. A layer
+    /// without tensors cannot reorder, because only its caller has the tokens.
     fn reorders(&self) -> Reorders {
         let slots = self.tensors.slots();
         match slots.is_empty() || slots.into_iter().any(|slot| !slot.is_by_rows()) {
@@ -264,7 +268,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if rows.any(|rows| Some(rows) != first) {
             return Err(wrong("its tensors are of different batches"));
         }
-        // A file may promise any number of tokens, and buffers are as long as promised.
+        // A forged file may contain any history, and buffers are allocated for it: no history exceeds the
+        // longest tensor of the file.
         let tokens =
             |slot: &dyn AnySlot| slot.outlines().first().and_then(|(shape, _)| shape.get(2).copied());
         let longest = tensors.slots().into_iter().filter_map(tokens).max().unwrap_or(0);
@@ -364,7 +369,8 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
         self.policy.gather(&self.at, &self.copied()?)
     }
 
-    /// A recording keeps its buffers, and those of an offloaded memory change.
+    /// Always 0 for an offloaded memory: a captured step uses the same buffers whenever it is replayed, but
+    /// these are allocated anew for each step.
     fn replayable(&self) -> usize {
         if self.host.is_some() { 0 } else { self.policy.replayable(&self.at, &self.tensors) }
     }
@@ -378,11 +384,16 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
     }
 }
 
+/// The error of a saved state that this memory cannot take.
 fn wrong(why: &str) -> Error {
     Error::Import { why: why.to_owned() }
 }
 
-/// Checks that all numbers are possible for a sequence, so that sums of them do not overflow.
+/// Checks that all numbers in the counters of a file are at most [`MOST_TOKENS`], so that sums of them do not
+/// overflow.
+///
+/// # Errors
+/// [`Error::Import`] if one is larger, negative or not an integer.
 fn check_counts(counts: &serde_json::Value) -> Result<()> {
     match counts {
         serde_json::Value::Number(number) if number.as_u64().is_none_or(|number| number > MOST_TOKENS) => {

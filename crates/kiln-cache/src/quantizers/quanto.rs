@@ -1,5 +1,6 @@
-//! quanto: the smallest and the largest element of a group are exact (`MaxOptimizer` and `quantize_weight` of
-//! optimum-quanto, <https://github.com/huggingface/optimum-quanto>).
+//! quanto: the codes span the range from the smallest to the largest element of a group, both of which are
+//! exact up to rounding (`MaxOptimizer` and `quantize_weight` of optimum-quanto,
+//! <https://github.com/huggingface/optimum-quanto>).
 //!
 //! `scale = (max - min) / (2^bits - 1)`, `code = round((x - min) / scale)`, `x = scale · code + min`.
 
@@ -21,11 +22,12 @@ pub(super) static QUANTO: Format = Format {
     refined: |_, _| None,
 };
 
+/// The arithmetic of optimum-quanto, with each step rounded to the type of the recipe.
 #[derive(Debug)]
 struct Quanto;
 
 impl Backend for Quanto {
-    /// The zero point is added before scaling.
+    /// The zero point is `-min`, in the unit of `x`: it is added before the division by the scale.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let round = |x| rounded(x, recipe.dtype);
         let [smallest, largest] = range(&x);

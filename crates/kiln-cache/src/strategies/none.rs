@@ -1,6 +1,6 @@
 //! Remembers nothing: every step recomputes the whole sequence (transformers' `use_cache=False`).
 //!
-//! The slow definition that every other strategy is compared with.
+//! The reference in tests of every other strategy: slow, but without stored tensors that could be wrong.
 
 use kiln_core::{
     Result,
@@ -28,6 +28,7 @@ pub(super) static NONE: KvStrategy = KvStrategy {
     read: CacheSpec::read::<NoCache>,
 };
 
+/// Settings and policy of the strategy `none`, which has neither settings nor tensors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NoCache {}

@@ -14,6 +14,10 @@ use serde_json::Value;
 use super::KvStrategy;
 
 /// Parses the settings of `strategy`. Missing settings have their defaults.
+///
+/// # Errors
+/// [`Error::Unknown`] for an unknown key; [`Error::Setting`] for text of another form, a key that occurs
+/// twice, a value of another type, and any key if the strategy has no settings.
 pub(crate) fn read<S: DeserializeOwned>(strategy: &KvStrategy, text: &str) -> Result<S> {
     let mut pairs: Vec<(&str, Text<'_>)> = Vec::new();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -39,7 +43,8 @@ pub(crate) fn read<S: DeserializeOwned>(strategy: &KvStrategy, text: &str) -> Re
     })
 }
 
-/// Writes the non-default settings as text that [`read`] parses.
+/// Writes the settings that differ from their defaults as text that [`read`] parses, in the order of the
+/// help.
 pub(crate) fn write<S: Serialize + Default>(strategy: &KvStrategy, settings: &S) -> String {
     let (given, default) = (json(settings), json(&S::default()));
     let keys = strategy.settings.iter().map(|(key, _)| *key);
@@ -61,7 +66,10 @@ fn json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or_default()
 }
 
-/// Refuses a count that is impossible for any cache.
+/// Checks that a number of tokens or elements is from 1 to a limit that no cache reaches.
+///
+/// # Errors
+/// The reason, for an error message.
 pub(crate) fn check_count(key: &str, count: usize) -> Result<(), String> {
     /// Far above any cache, far below overflow.
     const LARGEST: usize = 1 << if usize::BITS > 32 { 32 } else { 28 };
@@ -73,7 +81,7 @@ pub(crate) fn check_count(key: &str, count: usize) -> Result<(), String> {
     }
 }
 
-/// Why a text is not valid settings of a strategy.
+/// The reason for which a text is not a valid list of settings.
 #[derive(Debug, thiserror::Error)]
 enum Wrong {
     #[error("`{key}` is unknown")]
@@ -104,7 +112,8 @@ impl de::Error for Wrong {
     }
 }
 
-/// The value of a setting, deserialized as whatever type is requested.
+/// The value of a setting as text. Deserializes as the type that the field of the settings has: an integer,
+/// an enum, or a string.
 #[derive(Clone, Copy, Debug)]
 struct Text<'a> {
     key: &'a str,

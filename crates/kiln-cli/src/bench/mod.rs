@@ -26,8 +26,9 @@ struct Report {
     tool: &'static str,
     version: &'static str,
     model: String,
+    /// Number of parameters.
     params: u64,
-    /// Size of the weights
+    /// Size of the weights in bytes.
     bytes: u64,
     dtype: String,
     device: String,
@@ -35,57 +36,65 @@ struct Report {
     driver: String,
     threads: usize,
     /// Memory bandwidth of the device in bytes per second, measured in this run; `None` if only prefill is
-    /// measured
+    /// measured.
     bandwidth: Option<f64>,
-    /// Bandwidth between the host and the device, if a cache or experts are in host memory
+    /// Bandwidth of copies between the host and the device, if a cache or experts are in host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     copies: Option<Copies>,
     results: Vec<Measured>,
 }
 
-/// Bytes per second
+/// Bandwidth of copies to the device (up) and from it (down), in bytes per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Copies {
     up: f64,
     down: f64,
 }
 
+/// The result of one test with one cache: a row of the table.
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// Name of the test: `pp256`, `tg64`, `tg64@4096`, `tg64 t=0.8`
+    /// Name of the test: `pp256` (prefill of 256 tokens), `tg64` (decode of 64), `tg64@4096` (after 4096
+    /// others), `tg64 t=0.8` (at this temperature), `tg64 x4` (in 4 rows).
     test: String,
+    /// Label of the cache strategy, with what is special about the test.
     cache: String,
+    /// Number of tokens that are fed or decoded in each row.
     n: usize,
+    /// Mean of the samples.
     tokens_per_second: f64,
+    /// Standard deviation of a sample.
     stddev: f64,
+    /// Tokens per second of all rows together, of each repetition.
     samples: Vec<f64>,
-    /// Bytes that a decode step reads
+    /// Number of bytes that a decode step must read; `None` for prefill, for several rows, and for a cache
+    /// that stores nothing.
     #[serde(skip)]
     bytes: Option<f64>,
-    /// Share of the memory bandwidth that decode reaches
+    /// Fraction of the memory bandwidth that decode reaches.
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     copied: Option<Copied>,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
-    /// Seconds that the first repetition took; it compiles kernels and is not counted
+    /// Seconds that a run before the repetitions took. It compiles kernels and is not counted.
     warm_up: f64,
-    /// Speed relative to the first cache in the same test
+    /// Speed relative to the first cache in the same test.
     ratio: f64,
 }
 
-/// Bytes that a decode step copies between the host and the device
+/// Number of bytes that a decode step copies to the device (up) and from it (down).
 #[derive(Debug, Serialize)]
 struct Copied {
     up: u64,
     down: u64,
-    /// Share of the copy bandwidth that decode reaches
+    /// Fraction of the copy bandwidth that decode reaches.
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
 }
 
-/// Milliseconds per decode step, over all steps of all repetitions
+/// Milliseconds per decode step, over all steps of all repetitions.
 #[derive(Debug, Serialize)]
 struct Steps {
     median: f64,
@@ -264,12 +273,12 @@ impl fmt::Display for Rows {
     }
 }
 
-/// The measurement of one cache with one model.
+/// The settings of a measurement: one model with one cache.
 struct Bench<'a> {
     args: &'a BenchArgs,
     model: &'a Model,
     plan: &'a Plan,
-    /// Name in the table.
+    /// Label of the cache in the table.
     cache: String,
     copies: Option<CopyBandwidth>,
     /// Whether decode continues in a snapshot of the cache that holds the first `depth` tokens.
@@ -278,7 +287,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures feeding `n` tokens to an empty cache, up to the choice of the next token.
+    /// Measures the time from feeding `n` tokens to an empty cache to the choice of the next token.
     fn prefill(&self, n: usize) -> Result<Measured> {
         let model = self.model;
         let batch = Batch::from_rows(&[self.ids(n)], model.device())?;
@@ -303,7 +312,7 @@ impl Bench<'_> {
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 
-    /// Measures decoding `n` tokens per row after `depth` others, with the loop that users call.
+    /// Measures decoding `n` tokens per row after `depth` others, with the decode loop that users call.
     fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
         let mut steps = Vec::new();
         let (warm_up, moved) = self.tokens(n, depth, &mut steps)?;
@@ -337,8 +346,9 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Decodes one token after the prompt and then `n` more. Returns the seconds that the `n` tokens took,
-    /// and the mean number of bytes that one of them moved. Appends the seconds of each token to `steps`.
+    /// Decodes one token after the prompt, and then `n` more. Returns the seconds that the `n` tokens took,
+    /// and the mean number of bytes per token that were copied between host and device (`None` for fewer than
+    /// three tokens). Appends the seconds of each of the `n` tokens to `steps`.
     fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<(f64, Option<Moved>)> {
         let mut cache = self.model.cache(self.plan)?;
         let mut wanted = GenerationConfig::new()
@@ -405,17 +415,19 @@ impl Bench<'_> {
         Ok(((last - start).as_secs_f64(), (n > 2).then_some(moved)))
     }
 
-    /// Bytes of the cache and of experts that were moved so far.
+    /// Number of bytes of the cache and of experts that were copied between host and device so far.
     fn moved(&self, cache: &ModelCache) -> Moved {
         let experts = self.model.expert_traffic().map_or(0, |traffic| traffic.bytes);
         let Moved { up, down } = cache.moved();
         Moved { up: up + experts, down }
     }
 
+    /// Returns `n` token ids of a prompt: 0, 1, 2, .. up to the vocabulary, repeated.
     fn ids(&self, n: usize) -> Vec<TokenId> {
         (0..n).map(|i| (i % self.model.sizes().vocab) as TokenId).collect()
     }
 
+    /// Creates the result of a test from the tokens per second of each repetition.
     fn measured(&self, test: String, n: usize, samples: Vec<f64>, warm_up: f64) -> Measured {
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();

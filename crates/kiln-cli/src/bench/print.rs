@@ -1,18 +1,20 @@
-//! The figures as Markdown, CSV or JSON.
+//! Output of a report of `kiln bench` as Markdown, CSV or JSON.
 
 use super::{Report, peer::Peer};
 use crate::display;
 
-/// Formats a rate as `12.3 GB/s`.
+/// Formats a number of bytes per second as `12.3 GB/s`.
 pub(super) fn rate(bytes_a_second: f64) -> String {
     format!("{:.1} GB/s", bytes_a_second / 1e9)
 }
 
+/// Formats the report as JSON, with the names of its fields.
 pub(super) fn json(report: &Report) -> String {
     serde_json::to_string_pretty(report).unwrap_or_default()
 }
 
-/// Formats the report as a table with one row per test, as llama-bench does.
+/// Formats the report as a table with one row per test and cache, as llama-bench does. `peer`: results of
+/// another program for the same tests, which get columns of their own.
 pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
     let mut head: Vec<String> =
         ["model", "size", "params", "device", "type", "threads", "cache", "test", "t/s", "of bandwidth"]
@@ -89,6 +91,7 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
     lines.join("\n")
 }
 
+/// Formats the report as CSV, with a header. Empty: not measured.
 pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
     let mut text =
         "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share,\

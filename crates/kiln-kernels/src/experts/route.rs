@@ -1,9 +1,9 @@
 //! Routing: the experts of each token and their weights (Shazeer et al., 2017,
 //! <https://arxiv.org/abs/1701.06538>).
 //!
-//! The softmax of the router's logits over all experts, in float32, and its `chosen` largest numbers.
-//! Normalised weights are divided by their sum. (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, `JambaTopKRouter`
-//! of transformers)
+//! Weights are the `chosen` largest probabilities of the softmax of the router's logits over all experts, in
+//! float32. Normalised weights are divided by their sum. (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`,
+//! `JambaTopKRouter` of transformers)
 
 use burn::tensor::{DType, Int, Tensor};
 use kiln_core::read_back::{self, ReadBack};
@@ -21,7 +21,8 @@ use crate::{
     },
 };
 
-/// The `chosen` likeliest experts of each token, in descending order; ties go to the lower index.
+/// Selection of the `chosen` likeliest experts of each token, in descending order; ties go to the lower
+/// index.
 ///
 /// Experts are always valid indices. Weights are NaN if a logit is NaN.
 #[derive(Clone, Debug)]
@@ -34,16 +35,17 @@ pub struct Route {
     pub normalised: bool,
 }
 
-/// The experts of tokens, and their weights.
+/// The chosen experts of each token, and their weights.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// `[rows, tokens, chosen]`, int32
+    /// `[rows, tokens, chosen]`, int32: indices of experts.
     pub experts: Tensor<3, Int>,
-    /// Factors of the results of the experts, in the same shape, float32.
+    /// `[rows, tokens, chosen]`, float32: factors that the outputs of the experts are multiplied by before
+    /// they are added up.
     pub weights: Tensor<3>,
 }
 
-/// Most experts that the GPU kernels have memory for.
+/// Maximum number of experts that the GPU kernels have workgroup memory for.
 #[cfg(feature = "cube")]
 pub(crate) const MOST_EXPERTS: usize = 1024;
 
@@ -68,7 +70,7 @@ impl Kernel for Route {
         let logits = logits.reshape([n, 1, experts]).cast(DType::F32);
         let largest = logits.clone().max_dim(2);
         let powers = (logits.clone() - largest).exp();
-        // The rank of an expert is the number of better ones.
+        // The rank of an expert is the number of better ones, from a comparison of all pairs of experts.
         let own = logits.clone().swap_dims(1, 2).expand([n, experts, experts]);
         let others = logits.clone().expand([n, experts, experts]);
         let numbers = Tensor::<3, Int>::ones([1, 1, experts], (&logits.device(), DType::I32)).cumsum(2) - 1;
@@ -215,6 +217,7 @@ mod native {
         by_storage!(kernel.logits.dtype(), E => Ok(route_in::<E>(kernel)), else Err(kernel))
     }
 
+    /// Routes tokens whose logits are stored as `E`.
     fn route_in<E: Storage>(Route { logits, chosen, normalised }: Route) -> Routing {
         let [rows, tokens, experts] = logits.dims();
         let logits = primitive(logits);
@@ -222,7 +225,7 @@ mod native {
         let logits = Vectors::of::<E>(&logits, &mut widened);
         let (mut numbers, mut weights) = (Vec::new(), Vec::new());
         for (row, token) in (0..rows).flat_map(|row| (0..tokens).map(move |token| (row, token))) {
-            // NaN comes first, whatever its sign, and there is only one 0.
+            // For `total_cmp`: NaN is the largest, whatever its sign, and -0 equals 0.
             let logit = |&x: &f32| if x.is_nan() { f32::NAN } else { x + 0.0 };
             let logits: Vec<f32> = logits.at(row, token)[..experts].iter().map(logit).collect();
             let mut order: Vec<usize> = (0..experts).collect();
@@ -261,6 +264,8 @@ mod cube {
         sampling::order::{is_better, key_of, score_of},
     };
 
+    /// Routes one token per workgroup. `numbers`: indices of experts, `[rows, tokens, chosen]`; `vectors`:
+    /// number of tokens in all rows.
     #[cube(launch, address_type = "dynamic")]
     fn route<E: Float>(
         logits: &Tensor<E>,

@@ -1,4 +1,5 @@
-//! The choice of the implementation of the kernels, and counts of the ones that ran.
+//! The implementation of the kernels that a user requests ([`Choice`]), the one that a kernel ran with
+//! ([`Path`]), and counts of the latter.
 
 use std::{fmt, str::FromStr};
 
@@ -20,8 +21,10 @@ pub enum Choice {
 }
 
 impl Choice {
+    /// Every choice.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Reference, Self::Wgsl, Self::Cube];
 
+    /// Name in options and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -41,8 +44,12 @@ impl fmt::Display for Choice {
 impl FromStr for Choice {
     type Err = Error;
 
+    /// Parses a [name](Self::name).
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] with the known names.
     fn from_str(text: &str) -> Result<Self> {
-        // The name in version 0.1.
+        // Version 0.1 called the reference by this name.
         let text = if text == "definition" { "reference" } else { text };
         Self::ALL.into_iter().find(|choice| choice.name() == text).ok_or_else(|| Error::Unknown {
             what: "kernel choice",
@@ -52,13 +59,16 @@ impl FromStr for Choice {
     }
 }
 
-/// The implementation that ran.
+/// The implementation that a kernel ran with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
+    /// Plain Burn operations.
     Reference,
-    /// Rust on the CPU.
+    /// Native Rust code on the CPU.
     Native,
+    /// A WGSL shader.
     Wgsl,
+    /// A `#[cube]` function.
     Cube,
 }
 
@@ -80,9 +90,10 @@ impl fmt::Display for Path {
     }
 }
 
-/// How often one implementation of one kernel ran.
+/// Number of times that one implementation of one kernel ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ran {
+    /// Name of the kernel.
     pub kernel: &'static str,
     pub path: Path,
     pub count: u64,

@@ -1,5 +1,5 @@
-//! Shared parts of native code on the CPU: tensors as the backend sees them, number types, functions and
-//! instructions.
+//! Shared parts of the native implementations of kernels on the CPU: access to the numbers of the backend's
+//! tensors, number types, functions, and dispatch to instruction sets and threads.
 
 mod functions;
 
@@ -16,7 +16,8 @@ use pulp::{Arch, Simd, WithSimd};
 pub(crate) use self::functions::{float_of_half, silu, sum, sum_of_squares};
 pub(crate) use kiln_products::threads::pieces;
 
-/// Does work in pieces, with the best instructions that [`kiln_simd::run`] may use.
+/// Runs each piece with the best instructions that [`kiln_simd::run`] may use, on as many threads as
+/// `products` multiplications in total are worth.
 pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec<P>) {
     share(products, pieces, |piece| {
         #[cfg(target_arch = "x86_64")]
@@ -33,10 +34,10 @@ pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec
     });
 }
 
-/// Returns the backend's tensor.
+/// Returns the tensor of Flex, the backend of the CPU.
 ///
 /// # Panics
-/// On a tensor of another backend, as Burn does wherever devices are mixed.
+/// If the tensor is on another backend. Burn panics, too, if devices are mixed.
 pub(crate) fn primitive<const D: usize, K>(tensor: Tensor<D, K>) -> FlexTensor
 where
     K: Basic + BackendPrimitive<Flex, Primitive = FlexTensor>,
@@ -44,23 +45,24 @@ where
     tensor.try_into_primitive::<Flex>().expect("the tensors of a kernel are on its device")
 }
 
-/// Numbers that are rounded at a time.
+/// Number of elements that [`Storage::round`] rounds at a time.
 const ROUNDED: usize = 256;
 
-/// A type in which numbers are stored.
+/// An element type of tensors with native code: float32, float16 or bfloat16. Computations are in float32.
 pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
-    /// Returns the numbers as they are, if they are float32 already.
+    /// Returns the numbers without a copy if they are float32, else `None`.
     fn floats(numbers: &[Self]) -> Option<&[f32]> {
         let _ = numbers;
         None
     }
 
+    /// Converts to float32.
     fn widen(from: &[Self], to: &mut [f32]);
 
-    /// Rounds to the nearest stored number.
+    /// Rounds each number to the nearest one of this type.
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// Rounds numbers in place, as storing them does.
+    /// Rounds numbers in place to numbers of this type.
     #[inline(always)]
     fn round(numbers: &mut [f32]) {
         let mut stored = [Self::default(); ROUNDED];
@@ -71,7 +73,7 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
         }
     }
 
-    /// Returns numbers in float32, converted into `widened` unless they are stored in that type.
+    /// Returns numbers in float32: without a copy if they are stored in it, else converted into `widened`.
     #[inline(always)]
     fn in_floats<'a>(numbers: &'a [Self], widened: &'a mut Vec<f32>) -> &'a [f32] {
         match Self::floats(numbers) {
@@ -84,7 +86,7 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
         }
     }
 
-    /// Rounds to the nearest stored numbers.
+    /// Converts float32 numbers to this type, each rounded to the nearest.
     fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
         let mut narrowed = vec![Self::default(); numbers.len()];
         Self::narrow(&numbers, &mut narrowed);
@@ -140,7 +142,8 @@ impl Storage for bf16 {
     }
 }
 
-/// Evaluates an expression with the stored type of numbers, and another one for types without native code.
+/// Evaluates the first expression with `$stored` as the [`Storage`] type of `$dtype`, or the second one if
+/// the type has no native code.
 macro_rules! by_storage {
     ($dtype:expr, $stored:ident => $then:expr, else $otherwise:expr) => {
         match $dtype {
@@ -162,14 +165,16 @@ macro_rules! by_storage {
 }
 pub(crate) use by_storage;
 
-/// Vectors that are computed one by one, each from its own inputs.
+/// A kernel whose output is a list of vectors that do not depend on each other. (These are not only the rows
+/// of a batch.) `E`: element type of the output.
 pub(crate) trait Rows<E>: Sync {
-    /// Computes a vector. Should be inlined, so that it is compiled for the detected instruction set.
+    /// Computes the vector with index `vector` into `numbers`. Must be inlined, so that it is compiled for
+    /// the detected instruction set.
     fn compute(&self, vector: usize, numbers: &mut [f32]);
 }
 
-/// Computes all `count` vectors of `width` numbers, rounded to their type. `operations` is an estimate per
-/// number.
+/// Computes all `count` vectors of `width` numbers on several threads, rounded to their type. `operations`:
+/// an estimate of the multiplications per number, for the number of threads.
 pub(crate) fn computed<E: Storage>(
     rows: &impl Rows<E>,
     [count, width]: [usize; 2],
@@ -183,7 +188,7 @@ pub(crate) fn computed<E: Storage>(
     y
 }
 
-/// Some vectors, from `first` on.
+/// The vectors from index `first` on that one thread computes into `y`.
 struct Piece<'a, R, E> {
     rows: &'a R,
     width: usize,
@@ -205,7 +210,10 @@ impl<R: Rows<E>, E: Storage> WithSimd for Piece<'_, R, E> {
     }
 }
 
-/// The numbers of data whose type was checked.
+/// Returns the numbers of data of type `E`.
+///
+/// # Panics
+/// If the data has another type.
 pub(crate) fn numbers<E: Storage>(data: &TensorData) -> &[E] {
     data.as_slice().expect("the type was looked at")
 }
@@ -219,7 +227,8 @@ pub(crate) struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
-    /// The vectors of `tensor`. They are copied to `copy` if they have another type, or have gaps.
+    /// Borrows the vectors of `tensor`, `[rows, tokens, width]`. They are copied to `copy` if they are not
+    /// float32, or if their elements are not contiguous.
     pub(crate) fn of<E: Storage>(tensor: &'a FlexTensor, copy: &'a mut Vec<f32>) -> Self {
         let layout = tensor.layout();
         let (shape, strides) = (layout.shape(), layout.strides());
@@ -240,7 +249,8 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// The vector of a token, followed by the rest of the memory.
+    /// Returns a slice that begins with the vector of a token, and extends to the end of the memory: only its
+    /// first `width` numbers are the vector.
     #[inline(always)]
     pub(crate) fn at(&self, row: usize, token: usize) -> &'a [f32] {
         &self.numbers[self.start + row * self.strides[0] + token * self.strides[1]..]

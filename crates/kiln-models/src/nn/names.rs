@@ -7,23 +7,30 @@ use super::{
     mamba::MambaConfig,
 };
 
-/// Checkpoint names that differ between architectures.
+/// Names of modules in a checkpoint that differ between architectures, each without the dots around it. The
+/// defaults are those of Llama.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
-    /// Prefix of all tensors except the head.
+    /// Module that contains all others except the head.
     pub(crate) model: &'static str,
+    /// Name of the embeddings of tokens.
     pub(crate) embeddings: &'static str,
     /// Name of the norm after the last block.
     pub(crate) norm: &'static str,
+    /// Name of the matrix that turns hidden states into logits.
     pub(crate) head: &'static str,
-    /// Name of the norm before a block's mixer.
+    /// Name of the norm before a block's mixer (attention, or a state-space model).
     pub(crate) input_norm: &'static str,
+    /// Name of a mixer that is attention.
     pub(crate) attention: &'static str,
+    /// Name of a mixer that is a state-space model.
     pub(crate) state_space: &'static str,
-    /// Name of the norm before a block's feed-forward, for models without norms after.
+    /// Name of the norm before a block's feed-forward. Not used by models that also have norms after mixer
+    /// and feed-forward ([`DecoderConfig::norms_after`]).
     pub(crate) feed_forward_norm: &'static str,
+    /// Name of a block's feed-forward.
     pub(crate) feed_forward: &'static str,
-    /// Name of the feed-forward in other versions of Transformers.
+    /// Name of the feed-forward in checkpoints of other versions of Transformers.
     pub(crate) feed_forward_alias: Option<&'static str>,
 }
 
@@ -44,29 +51,32 @@ impl Default for Names {
     }
 }
 
-/// The known names of a model's tensors, before any is loaded.
+/// Names of the tensors that a model is going to load, to match the tensors of a checkpoint with them.
 #[derive(Clone, Debug)]
 pub struct TensorNames {
-    /// The module that contains all tensors except the head. Checkpoints of this module alone leave its name
-    /// out.
+    /// The module that contains all tensors except the head (`base_model_prefix` of transformers). The
+    /// checkpoint of this module alone, such as one of `LlamaModel`, lacks this part of the names.
     pub(crate) base: &'static str,
-    /// Modules in `base`.
+    /// Modules directly in `base`.
     pub(crate) children: Vec<&'static str>,
+    /// Name of the tensor of embeddings.
     pub(crate) embedding: String,
     /// Name of the head's module.
     pub(crate) head: &'static str,
-    /// Prefixes of block names, and the number of blocks of each.
+    /// Prefixes of the names of blocks, such as `model.layers.`, and the number of blocks with each.
     pub(crate) blocks: Vec<(String, usize)>,
     /// Parts of names in other versions of Transformers, and their counterparts here.
     pub(crate) aliases: Vec<(String, String)>,
     /// Names of the matrices of an expert: gate, up and down.
     pub(crate) experts: Option<[&'static str; 3]>,
-    /// Names of modules without a bias.
+    /// Last parts of the names of modules that have no bias by the config. A bias of zeros in the checkpoint
+    /// is ignored, any other is an error.
     pub(crate) without_bias: Vec<&'static str>,
 }
 
 impl TensorNames {
-    /// Returns the model's name for a tensor that a checkpoint calls `name`.
+    /// Returns the model's name for a tensor that a checkpoint calls `name`: adds a missing `base`, removes
+    /// one before the head, and replaces aliases. Other names are returned as they are.
     pub(crate) fn known(&self, name: &str) -> String {
         let (first, rest) = name.split_once('.').unwrap_or((name, ""));
         let known = match rest.split_once('.') {
@@ -77,12 +87,14 @@ impl TensorNames {
         self.aliases.iter().fold(known, |name, (from, to)| name.replacen(from, to, 1))
     }
 
+    /// Name of the tensor of the head.
     pub(crate) fn head_weight(&self) -> String {
         format!("{}.weight", self.head)
     }
 }
 
 impl DecoderConfig {
+    /// Returns the names of the decoder's tensors.
     pub(crate) fn tensor_names(&self) -> TensorNames {
         let Names { model, embeddings, norm, head, feed_forward, feed_forward_alias, .. } = self.names;
         let (base, children) = match model.split_once('.') {

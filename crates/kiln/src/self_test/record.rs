@@ -1,5 +1,7 @@
-//! Stored results of self-tests, in the user's cache folder; and the name of the kernel under test, in a file
-//! that outlives a crash.
+//! Stored results of self-tests, in two files in the user's cache folder: `self-test.json` has verdicts,
+//! which say which parts of a device (kernels, matrix units, captured steps) are not trusted.
+//! `self-test.running` has a note with the name of the kernel under test, which the next process finds if
+//! that kernel crashes this one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,32 +17,35 @@ use kiln_core::{
     files::{self, Held},
 };
 
-/// Maximum size of a file of verdicts that is read.
+/// Maximum size in bytes of a file of verdicts that is read.
 const LONGEST: u64 = 1 << 20;
 
-/// Maximum size of a note about the kernel under test that is read.
+/// Maximum size in bytes of a note that is read.
 const LONGEST_NOTE: u64 = 1 << 12;
 
-/// Longer than any working kernel takes: a user who ends a program after this time ends a kernel that hangs.
+/// Time after which a kernel under test counts as hanging, if the user ends the program. No working kernel
+/// takes as long.
 const HANGS: Duration = Duration::from_secs(10);
 
-/// The records of this process that have a note.
+/// The records of this process that hold the file of the note, for [`interrupted`].
 static NOTED: Mutex<Vec<Weak<Mutex<Known>>>> = Mutex::new(Vec::new());
 
-/// Untrusted parts, by device, driver, version and what was tested.
+/// Names of untrusted parts. A key is `DEVICE | TEST`, where `DEVICE` includes the driver and the version of
+/// Kiln, and `TEST` is all that the result depends on besides; or `DEVICE | crashes`.
 type Verdicts = BTreeMap<String, BTreeSet<String>>;
 
-/// The known facts about a device. Clones share them.
+/// The stored results of one device, and the state of its test. Clones share both.
 #[derive(Clone, Debug)]
 pub(super) struct Record(Arc<Mutex<Known>>);
 
+/// Contents of a [`Record`].
 #[derive(Debug)]
 struct Known {
     /// The device, with its driver and the version of Kiln.
     device: String,
-    /// The file of verdicts.
+    /// Path of the file of verdicts; `None`: nothing is stored.
     file: Option<PathBuf>,
-    /// The file with the name of the kernel under test: a process that crashes leaves it there.
+    /// The file of the note, locked; `None` if another process holds it, or if it cannot be opened.
     note: Option<Held>,
     /// The kernel under test, and the start of the test.
     testing: Option<(String, Instant)>,
@@ -48,14 +53,14 @@ struct Known {
     crashed: BTreeSet<String>,
 }
 
-/// The user's cache folder.
+/// Kiln's folder in the user's cache folder; `None` if the user has none.
 pub(super) fn folder() -> Option<PathBuf> {
     Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("kiln"))
 }
 
 impl Record {
-    /// Opens the record of a device in `folder`. A test that an earlier process did not finish counts as a
-    /// crash.
+    /// Opens the record of a device in `folder`; `None`: nothing is stored. A note that an earlier process
+    /// left counts as a crash of the kernel that it names.
     pub(super) fn of(device: String, folder: Option<&Path>) -> Self {
         let file = folder.map(|folder| folder.join("self-test.json"));
         let note = folder.and_then(|folder| {
@@ -63,7 +68,7 @@ impl Record {
                 .map_err(|e| e.to_string())
                 .and_then(|()| Held::take(&folder.join("self-test.running")).map_err(|e| e.to_string()));
             match taken {
-                // Another process is testing, and the note is its own.
+                // `None`: another process is testing, and the note is its own.
                 Ok(note) => note,
                 Err(why) => {
                     tracing::debug!(target: "kiln", "it is not noted which kernel is tested: {why}");
@@ -94,7 +99,7 @@ impl Record {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that `kernel` is about to be tested.
+    /// Writes to the note that `kernel` is about to be tested.
     pub(super) fn mark(&self, kernel: &str) {
         let mut known = self.known();
         known.testing = Some((kernel.to_owned(), Instant::now()));
@@ -102,7 +107,7 @@ impl Record {
         known.write(&note);
     }
 
-    /// Notes that no kernel is being tested.
+    /// Empties the note: no kernel is being tested.
     pub(super) fn clear(&self) {
         self.known().clear();
     }
@@ -123,8 +128,8 @@ impl Record {
         self.known().crashed.clone()
     }
 
-    /// Instructions to test a kernel again, for an error message: a user who ends a program during a test may
-    /// leave the trace of a crash.
+    /// The end of an error message about a crash, with instructions to test the kernel again: the note may be
+    /// of a test that the user ended. Empty if nothing is stored.
     pub(super) fn again(&self) -> String {
         let file = self.known().file.as_ref().map(|file| file.display().to_string());
         file.map_or_else(String::new, |file| {
@@ -132,8 +137,11 @@ impl Record {
         })
     }
 
-    /// The untrusted parts of `what`: the stored ones if `remembers` allows it, else the result of `find`,
-    /// which is stored.
+    /// The untrusted parts according to the test `what`: the stored ones, if there are any, else the result
+    /// of `find`, which is stored. Without `remembers`, the store is not used.
+    ///
+    /// # Errors
+    /// The errors of `find`.
     pub(super) fn verdict(
         &self,
         what: &str,
@@ -203,33 +211,37 @@ impl Known {
         }
     }
 
+    /// Stores that `kernel` crashed a process or lost `device`.
     fn remember_crash(&self, device: &str, kernel: &str) {
         let mut verdicts = self.verdicts();
         verdicts.entry(crashes(device)).or_default().insert(kernel.to_owned());
         self.remember(&verdicts);
     }
 
+    /// Writes the note, if this process holds it.
     fn write(&mut self, text: &str) {
         if let Some(Err(why)) = self.note.as_mut().map(|note| note.write(text)) {
             tracing::debug!(target: "kiln", "it is not noted which kernel is tested: {why}");
         }
     }
 
+    /// See [`Record::clear`].
     fn clear(&mut self) {
         self.testing = None;
         self.write("");
     }
 
+    /// See [`interrupted`].
     fn interrupted(&mut self) {
         if self.testing.as_ref().is_none_or(|(_, since)| since.elapsed() < HANGS) {
             self.clear();
-            // Other threads still run for a moment.
+            // Other threads run until the process ends, and must not write the note again.
             self.note = None;
         }
     }
 }
 
-/// Clears the note: only a process that does not end on its own leaves it, and counts as crashed.
+/// Empties the note. A process that crashes does not get here, so its note stays.
 impl Drop for Known {
     fn drop(&mut self) {
         self.clear();

@@ -1,24 +1,28 @@
-//! Division of the vocabulary among workgroups, and the tokens that the last kernel reads.
+//! Division of the vocabulary among workgroups, and the tokens that the last of the three sampling kernels
+//! reads.
 
 use super::Sampling;
 
-/// Tokens that each workgroup keeps, each the best of some.
+/// Number of tops of a workgroup: the best token of each group of lanes. The best top is the best token.
 pub(super) const TOPS: usize = 8;
 
-/// Bins in which a workgroup counts its tokens by score.
+/// Number of bins in which a workgroup counts its tokens by score. A bin is 0.25 wide.
 pub(super) const BINS: usize = 128;
 
-/// Fewest tokens that are worth a workgroup.
+/// Minimum number of tokens that are worth a workgroup.
 const WORTH: usize = 512;
 
-/// Most workgroups per row: their tops are as many as a workgroup has lanes.
+/// Maximum number of workgroups per row. A later kernel reads all tops of a row with one lane each, and a
+/// workgroup has `MOST * TOPS` lanes.
 const MOST: usize = 32;
 
-/// The workgroups of a row, each with neighbouring tokens. They depend on the vocabulary alone.
+/// The division of a row's vocabulary into shares of neighboring tokens, one per workgroup. It depends only
+/// on the size of the vocabulary, so rows do not change each other's results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharing {
+    /// Number of shares.
     pub(super) shares: usize,
-    /// Tokens per workgroup, except the last.
+    /// Tokens per share; the last may have fewer.
     pub(super) share: usize,
 }
 
@@ -29,17 +33,18 @@ impl Sharing {
     }
 }
 
-/// The tokens among which one is drawn. They include all that processors keep, and seldom many more.
+/// The condition for candidates, from which the last kernel samples. They include all tokens that top_k,
+/// top_p and min_p keep, and seldom many more.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidates {
     /// Whether the candidates are listed. Otherwise they are all tokens.
     pub(super) listed: bool,
-    /// Least number of best tokens that are listed; 0 for all.
+    /// Minimum number of best tokens that are listed; 0 for all.
     pub(super) top_k: usize,
-    /// Smallest weight of listed tokens, relative to the largest weight.
+    /// Minimum weight of listed tokens; the largest weight is 1.
     pub(super) least: f32,
-    /// Largest share of the total weight that unlisted tokens may have; 0 for no limit. A limit requires
-    /// counting bins.
+    /// Maximum fraction of the total weight that unlisted tokens together have; 0 for no limit. A limit
+    /// requires the counts of the bins.
     pub(super) tail: f32,
 }
 

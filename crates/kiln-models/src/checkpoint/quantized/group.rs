@@ -13,38 +13,45 @@ use crate::checkpoint::{
     convert::{Failed, Stored},
 };
 
-/// The companions of the codes of a quantized matrix; the codes are the entry that contains this group.
+/// The tensors that a checkpoint stores beside the codes of a quantized matrix: scales, zero points, tables.
+/// The codes themselves are the [`Entry`] that this group belongs to. (A group of columns that share a scale
+/// is another matter.)
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::checkpoint) struct Group {
     pub(super) kind: Kind,
-    /// The block format that can hold the matrix, if there is one.
+    /// The packed format that holds the matrix without loss; `None` if it must be unpacked.
     pub(super) format: Option<Format>,
-    /// Parts by their suffix to the name of the matrix's module.
+    /// Tensors by the end of their names, such as `.scales`, after the name of the matrix's module.
     pub(super) parts: BTreeMap<&'static str, Entry>,
 }
 
-/// The encoding of the codes.
+/// The quantization method, with its settings. A `group` is a number of columns; `None`: all columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
-    /// NF4 or FP4.
+    /// NF4 or FP4 of bitsandbytes. `block`: number of consecutive elements, row after row, that share a
+    /// scale.
     FourBits {
         name: &'static str,
         block: usize,
         nested: Option<NestedBlocks>,
     },
+    /// LLM.int8 of bitsandbytes: one scale per row.
     LlmInt8,
     Gptq {
         bits: usize,
         group: Option<usize>,
         zeros: Zeros,
     },
+    /// AWQ with 4 bits.
     Awq {
         group: Option<usize>,
     },
+    /// compressed-tensors.
     Compressed(CodeType),
 }
 
-/// Scales that are quantized as well.
+/// Scales of bitsandbytes that are quantized themselves (`bnb_4bit_use_double_quant`): `block` of them share
+/// a scale, and `offset` is added to each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct NestedBlocks {
     pub(super) block: usize,
@@ -66,8 +73,8 @@ impl fmt::Display for Group {
 }
 
 impl Group {
-    /// Creates the group of a matrix `[rows, columns]`. Reads its smallest parts to find out whether it has a
-    /// format.
+    /// Creates the group of a matrix with `columns` columns. Reads its smallest tensors to find out which
+    /// packed format can hold it.
     pub(super) fn new(
         checkpoint: &Checkpoint,
         kind: Kind,
@@ -87,7 +94,10 @@ impl Group {
         self.parts.values()
     }
 
-    /// Reads all parts of a matrix `[rows, columns]` except its codes.
+    /// Reads all tensors of a matrix `[rows, columns]` except its codes.
+    ///
+    /// # Errors
+    /// [`Failed`] if a tensor is missing, has another type or length, or cannot be read.
     pub(super) fn read(
         &self,
         checkpoint: &Checkpoint,
@@ -150,14 +160,14 @@ impl From<kiln_weights::Error> for Failed {
     }
 }
 
-/// The small tensors of a matrix. Each is read only if it has the expected length.
+/// The tensors of a [`Group`], to be read from the checkpoint. Each is checked before it is read.
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     parts: &'a BTreeMap<&'static str, Entry>,
 }
 
 impl Parts<'_> {
-    /// Returns the format that [`Quantized::format`] returns after all parts are read.
+    /// Returns the packed format that [`Quantized::format`] is going to return once all tensors are read.
     fn format(&self, kind: Kind, columns: usize) -> Result<Option<Format>, Failed> {
         // Number of columns that share a scale, if those columns are contiguous.
         let in_order = |name, group| match self.order(name, columns) {
@@ -178,7 +188,7 @@ impl Parts<'_> {
                     CodeType::Int8 => 8,
                     CodeType::Float8 => return Ok(None),
                 };
-                // Other types of zero points may lie between codes.
+                // Zero points of other types are not integers, which the packed formats need.
                 let zeros = self.parts.get(".weight_zero_point").map(|part| &part.stored);
                 if !matches!(zeros, None | Some(Stored::Plain(Dtype::I8 | Dtype::I32))) {
                     return Ok(None);
@@ -189,11 +199,12 @@ impl Parts<'_> {
         Ok(group.and_then(|group| Format::of_integers(bits, group, columns)))
     }
 
-    /// Number of groups in a row of compressed-tensors.
+    /// Number of groups of columns per row, in compressed-tensors.
     fn groups(&self) -> Result<usize, Failed> {
         Ok(self.part(".weight_scale")?.shape.get(1).copied().unwrap_or(1))
     }
 
+    /// Returns the tensor whose name ends with `name`.
     fn part(&self, name: &str) -> Result<&Entry, Failed> {
         let missing = || Failed::Convert(format!("has no tensor `*{name}` beside it; get the folder again"));
         self.parts.get(name).ok_or_else(missing)
@@ -204,7 +215,7 @@ impl Parts<'_> {
         Ok(self.part(name)?.shape.first().copied().unwrap_or(1))
     }
 
-    /// Returns the type and the bytes of a part, which must have `len` numbers of a type in `known`.
+    /// Reads a part, which must have `len` elements of a type in `known`. Returns its type and its bytes.
     fn checked(&self, name: &str, len: usize, known: &[Dtype]) -> Result<(Dtype, Vec<u8>), Failed> {
         let part = self.part(name)?;
         let dtype = match part.stored {
@@ -226,10 +237,12 @@ impl Parts<'_> {
         Ok((dtype, bytes))
     }
 
+    /// Reads a part of `len` elements of type `dtype`.
     fn bytes(&self, name: &str, dtype: Dtype, len: usize) -> Result<Vec<u8>, Failed> {
         Ok(self.checked(name, len, &[dtype])?.1)
     }
 
+    /// Reads a part of `len` floats, or signed bytes, as float32.
     fn floats(&self, name: &str, len: usize) -> Result<Vec<f32>, Failed> {
         let (dtype, bytes) = self.checked(name, len, &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::I8])?;
         let format = match dtype {
@@ -243,12 +256,14 @@ impl Parts<'_> {
         Ok(numbers)
     }
 
+    /// Reads a part of `len` words of 32 bits.
     fn words(&self, name: &str, len: usize) -> Result<Vec<u32>, Failed> {
         let bytes = self.bytes(name, Dtype::I32, len)?;
         Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
-    /// Returns the group of each column, if the file lists them.
+    /// Returns the group of each column, if the file lists them; `None`: the columns of a group are
+    /// contiguous.
     fn order(&self, name: &str, columns: usize) -> Result<Option<Vec<i32>>, Failed> {
         if !self.parts.contains_key(name) {
             return Ok(None);
@@ -258,8 +273,9 @@ impl Parts<'_> {
         Ok(Some(groups).filter(|groups| groups.iter().any(|group| *group != -1)))
     }
 
+    /// Reads the tensors of a matrix of compressed-tensors.
     fn compressed(&self, rows: usize, columns: usize, codes: CodeType) -> Result<Quantized, Failed> {
-        // There is one scale for each group of each row, one for each row, or one for all.
+        // Scales are `[rows, groups]`, `[rows, 1]`, or a single one for the whole matrix.
         let groups = self.groups()?;
         let lines = if self.lines(".weight_scale")? == 1 { 1 } else { rows };
         let count = groups.saturating_mul(lines);

@@ -1,8 +1,14 @@
-//! KIVI's rule: a block of tokens is packed once, when it is full, and never packed again.
+//! KIVI's rule (Liu et al., 2024, <https://arxiv.org/abs/2402.02750>): tokens are packed once, a block at a
+//! time, and never packed again.
 //!
-//! A query at position `q` sees the positions before `q - q mod residual` as codes, and later ones in full
-//! precision. The view depends only on the position of the query, so a truncation is exact. The queries of a
-//! chunk see what the first one sees, plus the whole chunk: a prompt fed at once sees nothing packed.
+//! In this module, a block is `residual` tokens, the first at a multiple of `residual`. A query at position
+//! `q` sees the positions before its block, `q - q mod residual`, as codes, and later ones in full precision.
+//! The view depends only on the position of the query, so a truncation is exact. All queries of a chunk of a
+//! prompt see the positions before the block of the first query as codes, and later ones, including the whole
+//! chunk, in full precision. A prompt fed at once therefore sees no codes.
+//!
+//! Packed tokens are in one buffer, recent ones in another, in full precision. The buffer of recent tokens is
+//! a ring, in which position `p` is in slot `p mod slots`; so is the packed buffer of a layer with a window.
 
 mod blocks;
 
@@ -30,6 +36,9 @@ use crate::{
 type Packed = (PackedBuffer, PackedBuffer);
 
 /// Returns the packings of keys and of values.
+///
+/// # Errors
+/// The errors of [`Packing::new`].
 pub(super) fn packings(settings: &QuantizedSettings) -> Result<[Packing; 2]> {
     let packing = |which: usize| {
         let along = match settings.grouping(which) {
@@ -41,7 +50,8 @@ pub(super) fn packings(settings: &QuantizedSettings) -> Result<[Packing; 2]> {
     Ok([packing(0)?, packing(1)?])
 }
 
-/// Number of bytes for `tokens` tokens of one row: codes of the packed tokens, and the room for the others.
+/// Number of bytes for `tokens` tokens of one row in one block of the model: codes and scales of the packed
+/// tokens, and a buffer of `residual` tokens in full precision. `element`: bytes per element of the latter.
 pub(super) fn bytes(
     settings: &QuantizedSettings,
     need: &AttentionNeed,
@@ -57,11 +67,13 @@ pub(super) fn bytes(
     need.token_bytes(element).saturating_mul(residual).saturating_add(keys).saturating_add(values)
 }
 
-/// Number of slots for the packed part of a window, in whole blocks.
+/// Number of slots for the packed tokens of a layer with a window of `window` tokens, if the latest `history`
+/// tokens may be truncated: a multiple of `block`.
 fn ring(window: usize, history: usize, block: usize) -> usize {
     (window.saturating_sub(1) + history).next_multiple_of(block)
 }
 
+/// The policy of `flush=append`, for one block of the model.
 #[derive(Clone, Debug)]
 pub(super) struct AppendPolicy {
     settings: QuantizedSettings,
@@ -73,11 +85,13 @@ pub(super) struct AppendPolicy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Counts {
-    /// First position that is not packed, from the point of view of queries.
+    /// First position that queries do not see as codes; a multiple of `residual`. After a truncation, later
+    /// positions may still be in the packed buffer.
     end: usize,
-    /// Largest value that `end` has had: the ring of a window has been written up to it.
+    /// Largest value that `end` has had since the packed buffer was allocated: the ring of a window has been
+    /// written up to it.
     written: usize,
-    /// First position that the packed part still holds.
+    /// First position that the packed buffer still holds.
     begin: usize,
     /// First position that the buffer of recent tokens still holds.
     oldest: usize,
@@ -86,9 +100,10 @@ pub(super) struct Counts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
     packed: Slot<Packed>,
-    /// Ring of the latest tokens: position `p` is in slot `p mod slots`.
+    /// Ring of the latest tokens in full precision: position `p` is in slot `p mod slots`.
     recent: Buffer,
-    /// Tensors that follow from counters and settings, created when a kernel first needs them.
+    /// Tensors that are computed from counters and settings when a kernel first needs them. They are not
+    /// saved.
     derived: Derived,
 }
 
@@ -96,12 +111,13 @@ tensor_tree!(Tensors { packed, recent });
 
 #[derive(Clone, Debug, Default)]
 struct Derived {
-    /// [`Counts::end`]
+    /// `[1]`: [`Counts::end`] on the device, with its value.
     end: Option<(usize, Tensor<1, Int>)>,
-    /// Matrix that keys and values are multiplied by, if they are rotated.
+    /// `[head_dim, head_dim]`: Hadamard matrix that keys and values are multiplied by, if they are rotated.
     rotation: Option<Tensor<2>>,
 }
 
+/// Progress of the layer in its sequence.
 type At = Progress<Counts>;
 
 impl AppendPolicy {
@@ -126,8 +142,8 @@ impl AppendPolicy {
         self.need.window.map_or(0, |window| (len + 1).saturating_sub(window))
     }
 
-    /// Packs the positions from `counts.end` to `end`, both of which begin a block. `all` begins with
-    /// position `counts.end`.
+    /// Packs the positions from `counts.end` up to, but not including, `end`; both are multiples of
+    /// `residual`. `all`: keys and values from position `counts.end` on.
     fn pack(&self, at: &mut At, tensors: &mut Tensors, end: usize, all: Kv) -> Result<()> {
         if end == at.counts.end {
             return Ok(());
@@ -144,7 +160,8 @@ impl AppendPolicy {
         Ok(())
     }
 
-    /// Packs `tokens` into a buffer of keys (`which` = 0) or values (1).
+    /// Packs `tokens`, `[rows, kv_heads, tokens, head_dim]`, from `position` on into a buffer of keys
+    /// (`which` = 0) or values (1).
     fn packed_into(
         &self,
         buffer: PackedBuffer,
@@ -159,17 +176,19 @@ impl AppendPolicy {
         self.kernels.run(KvPack { buffer, tokens, slot, packing, given })
     }
 
-    /// Number of slots that hold the positions before `end`; `have`: current number of slots.
+    /// Number of slots that the packed buffer needs for the positions before `end`; `have`: current number.
     fn slots_for(&self, at: &At, have: usize, end: usize) -> usize {
         match self.need.window {
             Some(window) => ring(window, at.history.max(1), self.settings.residual),
             None if end <= have => have,
-            // Copies are rare, and little room is held in advance.
+            // Growth by a sixteenth makes copies rare, and leaves little memory unused. If the final length
+            // is known (`horizon`), all is allocated at once.
             None => end.max(self.block(at.horizon.saturating_sub(1))).max(have + self.block(have / 16)),
         }
     }
 
-    /// Makes slots for the positions before `end`, for rows like those of `keys`.
+    /// Reallocates the packed buffer if it does not fit the positions before `end`, or the batch of `keys`.
+    /// Keeps its contents, unless nothing is packed.
     fn make_room(&self, at: &mut At, tensors: &mut Tensors, end: usize, keys: &Tensor<4>) -> Result<()> {
         let have = tensors.packed.tokens();
         let slots = self.slots_for(at, have, end);
@@ -197,7 +216,7 @@ impl AppendPolicy {
         Ok(())
     }
 
-    /// Returns the keys and values for attention: the packed ones, and `recent`.
+    /// Returns the view for attention: the packed keys and values, if there are any, and `recent`.
     fn seen(&self, at: &At, tensors: &mut Tensors, recent: DenseKv) -> Result<KvView> {
         let end = at.counts.end;
         let rotation = tensors.derived.rotation.clone();
@@ -213,8 +232,8 @@ impl AppendPolicy {
         Ok(KvView::Packed(Box::new(PackedView { packed, end, recent, rotation })))
     }
 
-    /// Returns the matrix that keys and values like these are multiplied by before they are stored, if they
-    /// are. The matrix is its own inverse.
+    /// Returns the matrix that keys and values are multiplied by before they are stored, in the type of
+    /// `like`; `None` if they are not rotated. The matrix is its own inverse.
     fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<Tensor<2>>> {
         match &derived.rotation {
             None if self.settings.rotates(&self.need) => {
@@ -224,7 +243,8 @@ impl AppendPolicy {
         }
     }
 
-    /// Grows the ring of recent tokens to the required length, keeping its contents.
+    /// Resizes the ring of recent tokens to [`room`](Self::room) slots, and keeps its contents. `new`: keys
+    /// and values whose shape and type it gets.
     fn grow_recent(&self, at: &At, recent: &mut Buffer, new: &Kv) -> Result<()> {
         let (have, room) = (recent.slots(), self.room(at));
         if have == room {
@@ -240,7 +260,10 @@ impl AppendPolicy {
         }
     }
 
-    /// Number of slots of a packed part that was read from a file; 0 if there is none.
+    /// Number of slots of a packed buffer that was read from a file; 0 if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Import`](kiln_core::Error::Import) if its shapes do not fit this block of the model.
     fn packed_slots(&self, packed: &Slot<Packed>) -> Result<usize> {
         let Some((keys, values)) = packed.get()? else { return Ok(0) };
         let fits = |buffer: &PackedBuffer, packing: &Packing| {
@@ -260,6 +283,7 @@ impl AppendPolicy {
 }
 
 impl Derived {
+    /// Returns `end` on the device of `like`, `[1]`.
     fn end(&mut self, end: usize, like: &Tensor<4>) -> Tensor<1, Int> {
         let known = self.end.take().filter(|(known, _)| *known == end);
         let (_, on_device) = self.end.insert(known.unwrap_or_else(|| {
@@ -270,6 +294,7 @@ impl Derived {
     }
 }
 
+/// Multiplies keys and values by the matrix, if there is one.
 fn rotated((keys, values): Kv, rotation: Option<&Tensor<2>>) -> Kv {
     let rotate = |x: Tensor<4>| match rotation {
         Some(matrix) => product(x, matrix.clone().unsqueeze()),
@@ -283,8 +308,8 @@ impl Policy for AppendPolicy {
     type Counts = Counts;
     type Tensors = Tensors;
 
-    /// While a chunk is stored, it is held in full precision, and the packed part exists twice: as the
-    /// chunk's queries see it, and with the chunk packed.
+    /// While a chunk is stored, it is held in full precision. If its tokens are packed, the packed buffer
+    /// exists twice: without them, as the queries of the chunk see it, and with them.
     fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
         let need = &self.need;
         let packed = |slots: usize| {
@@ -314,7 +339,7 @@ impl Policy for AppendPolicy {
 
     fn rewind(&self, at: &mut At, _: &mut Tensors, len: usize) -> Result<()> {
         at.counts.end = at.counts.end.min(self.block(len));
-        // A ring that was written from there on holds nothing older.
+        // If the ring holds only positions from `len` on, no remaining token is in it.
         at.counts.oldest = at.counts.oldest.min(len);
         Ok(())
     }
@@ -378,8 +403,8 @@ impl KvPolicy for AppendPolicy {
             let recent = tensors.recent.dense(start)?;
             return self.seen(at, tensors, recent);
         }
-        // A chunk longer than the ring: its queries see it in order, the ring gets its end, and the rest is
-        // packed.
+        // A chunk longer than the ring: its queries see the recent tokens and the chunk in full precision, in
+        // order of position. The ring then gets the latest tokens, and all complete blocks are packed.
         let all = behind(tensors.recent.gather(KvSpan { start: begin, len: first - begin })?, new);
         let (keys, values) = all.clone();
         let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin, shared: None })?;
@@ -434,7 +459,7 @@ impl KvPolicy for AppendPolicy {
     fn replayable(&self, at: &At, tensors: &Tensors) -> usize {
         let begin = self.block(at.seq_len);
         let ready = at.seq_len > 0 && at.counts.end == begin && tensors.recent.slots() == self.room(at);
-        // While nothing is packed yet, the first token after the block has different launches.
+        // The first token of the next block packs this one, so its launches differ.
         if ready { begin + self.settings.residual - at.seq_len } else { 0 }
     }
 }

@@ -1,4 +1,9 @@
-//! Chooses the best of a row's tops, or draws among the tokens that processors leave.
+//! The last of three kernels that choose a token for each row: the best of the row's tops, or a sample from
+//! the tokens that top_k, top_p and min_p keep. [`Sample`](crate::Sample) has the formulas,
+//! `shaders/sample.wgsl` the same steps.
+//!
+//! A threshold is found without sorting, three bits of the keys at a time. A place among candidates is found
+//! by descending into one of eight parts at a time. Every sum has a fixed order.
 
 use cubecl::prelude::*;
 
@@ -11,11 +16,14 @@ use crate::{
     },
 };
 
-/// Number of bins of three bits, and of parts of the candidates; each part has some of the lanes.
+/// Number of bins for three bits of a key, and number of parts that candidates are divided into. Each has an
+/// equal share of the lanes.
 const PARTS: usize = 8;
+/// Number of lanes of a part.
 const TOGETHER: usize = LANES / PARTS;
 
-// The quantity that is summed: candidates, candidates with the lowest key that is kept, or weights.
+// Values of the parameter `what`, the quantity that is summed: the number of candidates, the number of
+// candidates whose key is `Kept::lowest`, or the weights of the candidates that are kept.
 const COUNT: u32 = 0;
 const TIES: u32 = 1;
 const WEIGHTS: u32 = 2;
@@ -28,34 +36,38 @@ pub(super) struct Filters {
     min_p: f32,
 }
 
-/// The candidates of a row that are left.
+/// The condition for the candidates of a row that are kept.
 #[derive(CubeType, Clone, Copy)]
 struct Kept {
-    /// Index of the row's first candidate.
+    /// Index of the row's first candidate in `entries`. Other indices of candidates are relative to it.
     first_entry: usize,
     /// The key of the largest score.
     largest: u32,
     /// The smallest key that is kept.
     lowest: u32,
-    /// The first candidate that is kept among those with key `lowest`.
+    /// Index of the first candidate that is kept among those with key `lowest`.
     first: usize,
-    /// The smallest weight that is kept.
+    /// The smallest weight that is kept; the largest weight is 1.
     least: f32,
 }
 
-/// One of several sums: its index, the sum of all before it, and the sum itself.
+/// One of several sums.
 #[derive(CubeType, Clone, Copy)]
 struct Pick {
+    /// Index of the sum; from [`threshold`], a key.
     at: u32,
+    /// Total of all sums before it.
     before: f32,
     sum: f32,
 }
 
+/// The key at index `i`. `listed`: whether `entries` has pairs of a key and a token, or only keys.
 #[cube]
 fn key_at(entries: &mut Tensor<u32>, i: usize, #[comptime] listed: bool) -> u32 {
     if comptime!(listed) { entries[2 * i] } else { entries[i] }
 }
 
+/// The amount that candidate `i` adds to a sum of the quantity `what`.
 #[cube]
 fn mass(
     entries: &mut Tensor<u32>,
@@ -94,7 +106,8 @@ fn add_up(sum: f32, sums: &mut Shared<[f32]>) {
     sync_cube();
 }
 
-/// Picks the first sum at which the running total exceeds the limit, or else the last sum that is not 0.
+/// Picks the first of the sums `sums[0]`, `sums[step]`, .. at which the running total, from `before` on,
+/// exceeds the limit, or else the last sum that is not 0.
 #[cube]
 fn pick(sums: &mut Shared<[f32]>, number: usize, step: usize, before: f32, limit: f32) -> Pick {
     let mut at = 0u32;
@@ -115,6 +128,7 @@ fn pick(sums: &mut Shared<[f32]>, number: usize, step: usize, before: f32, limit
     Pick { at, before: before_it, sum: its }
 }
 
+/// The weight of the `count` candidates that are kept.
 #[cube]
 fn total(entries: &mut Tensor<u32>, count: usize, kept: &Kept, sums: &mut Shared<[f32]>) -> f32 {
     let mut sum = f32::new(0.0);
@@ -132,7 +146,8 @@ fn total(entries: &mut Tensor<u32>, count: usize, kept: &Kept, sums: &mut Shared
     all
 }
 
-/// The smallest key such that the total of `before`, that key and all smaller ones exceeds the limit.
+/// The smallest key such that `before` plus the sum of `what` over that key and all smaller ones exceeds the
+/// limit. Determines three bits of the key per pass, from the highest on; the first pass has two bits.
 #[cube]
 fn threshold(
     entries: &mut Tensor<u32>,
@@ -180,8 +195,8 @@ fn threshold(
     Pick { at, before: all_before, sum: its }
 }
 
-/// The first of `number` candidates, from `first` on and before `last`, at which the running total exceeds
-/// the limit.
+/// Index of the first candidate, from `first` on and before `last`, at which the running total of `what`,
+/// from `before` on, exceeds the limit. `number`: an upper bound of `last - first`.
 #[cube]
 fn find(
     entries: &mut Tensor<u32>,
@@ -228,7 +243,8 @@ fn find(
     at
 }
 
-/// Makes the candidates of all shares contiguous, and returns their number.
+/// Copies the candidates of all shares, which have gaps between them in the first half of the row's entries,
+/// into a contiguous list in the second half. Returns their number.
 #[cube]
 fn list(entries: &mut Tensor<u32>, found: &Tensor<f32>, row: usize, own: &Share) -> usize {
     let first_found = row * 2 * own.vocab;
@@ -251,7 +267,7 @@ fn list(entries: &mut Tensor<u32>, found: &Tensor<f32>, row: usize, own: &Share)
     count
 }
 
-/// Draws a candidate, after top_k, top_p and min_p.
+/// Samples a token from the candidates that top_k, top_p and min_p keep. `word`: a random number of 24 bits.
 #[cube]
 fn drawn(
     entries: &mut Tensor<u32>,
@@ -275,7 +291,8 @@ fn drawn(
     let mut first = 0usize;
     if filters.tail > 0.0 {
         let kept = Kept { first_entry, largest, lowest, first: 0usize, least: f32::new(0.0) };
-        // With a top_k, tokens that are not candidates do not count. Otherwise they are the first to go.
+        // Weight of the tokens that are not candidates: top_p removes them first. After a top_k they are no
+        // part of the distribution.
         let mut gone = f32::new(0.0);
         if filters.top_k == 0 {
             for share in 0..own.shares {
@@ -285,7 +302,8 @@ fn drawn(
         let limit = filters.tail * (gone + total(entries, count, &kept, sums));
         let last = threshold(entries, count, &kept, gone, limit, bins, sums, WEIGHTS);
         lowest = last.at;
-        // Of the candidates with that key, the first go. If it is the largest key, the last of them stays.
+        // Of the candidates with that key, the first are removed, as many as fit into the limit. If it is the
+        // largest key of all, the last of them stays.
         let each = weight(last.at, largest);
         let ties = f32::round(last.sum / each) - select(last.at == largest, 1.0, 0.0);
         let go = min(max(f32::floor((limit - last.before) / each), 0.0), max(ties, 0.0));
@@ -299,7 +317,8 @@ fn drawn(
     entries[2 * (first_entry + at) + 1]
 }
 
-/// Draws one of all tokens.
+/// Samples a token from the whole vocabulary, when nothing removes tokens. `word`: a random number of 24
+/// bits.
 #[cube]
 fn drawn_of_all(
     entries: &mut Tensor<u32>,
@@ -331,6 +350,13 @@ fn drawn_of_all(
     u32::cast_from(find(entries, first, last, own.share, &kept, share.before, limit, sums, false, WEIGHTS))
 }
 
+/// Chooses the token of each row; one workgroup per row.
+///
+/// Reads `tops` `[rows, shares, TOPS, 2]` (key and token), `found` `[rows, shares, 3]` (number of candidates,
+/// their weight, weight of other tokens), and `words` `[rows, steps]`. `entries` is `[rows, 2, vocab, 2]`,
+/// keys and tokens of candidates, if they are `listed`, else `[rows, vocab]`, the keys of all tokens. Writes
+/// `chosen` `[rows, 1]`: -1 if the scores are not a distribution. Updates `used` `[rows]`, and, if
+/// `penalized`, `occurred` `[rows, vocab]`. `draws`: whether the token is sampled.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn choice(
     tops: &Tensor<u32>,

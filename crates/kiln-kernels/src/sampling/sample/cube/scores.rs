@@ -1,4 +1,5 @@
-//! Scores of all tokens, as keys, and the best tokens of each group of lanes.
+//! The first of three kernels that choose a token for each row: the scores of all tokens as keys (integers in
+//! the same order, see [`order`](crate::sampling::order)), and the tops, the best token of every 32 lanes.
 
 use cubecl::prelude::*;
 
@@ -11,9 +12,10 @@ use crate::{
     },
 };
 
-/// Number of lanes that keep one token together.
+/// Number of lanes that find one top, the best of their tokens.
 const TOGETHER: usize = LANES / TOPS;
 
+/// The score of a logit after repetition penalty and temperature. Infinity and NaN are left as they are.
 #[cube]
 fn processed(logit: f32, penalized: bool, penalty: f32, temperature: f32) -> f32 {
     let mut score = logit;
@@ -28,6 +30,14 @@ fn processed(logit: f32, penalized: bool, penalty: f32, temperature: f32) -> f32
     score
 }
 
+/// Computes the keys and the tops of all tokens; `own.shares` workgroups per row, each with the neighboring
+/// tokens of one share.
+///
+/// Reads `logits` `[rows, 1, vocab]` and, if `penalized`, `occurred` `[rows, vocab]`. Writes `tops`
+/// `[rows, shares, TOPS, 2]`, a key and its token, with a key of 0 if there is none; if the token is sampled
+/// (`draws`), `keys` `[rows, vocab]`; and if top_p needs them (`counted`), `bins` `[rows, shares, BINS + 1]`:
+/// the number of tokens in each bin of scores, then the bin of the best token. Tokens that are `BINS` or more
+/// bins below it are not counted.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn scores<E: Float>(
     logits: &Tensor<E>,
