@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn words_follow_from_bounds() {
+    fn the_rating_of_a_loss_follows_from_its_bounds() {
         assert_eq!(compared(UNSEEN, UNSEEN_AGREEMENT).loss(), Loss::Unseen);
         assert_eq!(compared(9e-4, 0.952).loss(), Loss::Seen, "one token in twenty changes");
         assert_eq!(compared(BROKEN, 0.2).loss(), Loss::Seen);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_whose_loss_is_not_seen_is_recommended() {
+    fn the_smallest_option_without_a_noticeable_loss_is_recommended() {
         let eight = || Sized("8", 50.0, compared(1e-4, 0.999));
         let four = Sized("4", 30.0, compared(1e-3, 0.995));
         let close = Sized("close", 29.9, compared(5e-3, 0.991));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn divergence_is_that_of_the_formula() {
+    fn divergence_agreement_and_perplexity_follow_their_formulas() {
         // The formula for probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4: ln 2 / 2 - ln 2 / 4.
         let [right, said] =
             [[2.0_f32, 1.0, 1.0], [1.0, 2.0, 1.0]].map(|odds| Distribution::of(&odds.map(f32::ln)));

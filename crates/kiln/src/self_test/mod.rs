@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_matrix_units_are_found_and_kernels_are_trusted_without() {
+    fn wrong_matrix_units_are_found_and_kernels_are_trusted_without_them() {
         let Ok(device) = open(DeviceName::Wgpu(None)) else {
             let wanted = std::env::var("KILN_TEST_DEVICES").unwrap_or_default();
             assert!(!wanted.contains("wgpu"), "there is no wgpu device");

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_right_and_faults_are_wrong() {
+    fn comparisons_accept_rounding_and_reject_faults() {
         let vocab = 1000;
         let want = logits(vocab, 1.0);
         let wrong = |got: &[f32], dtype| compared(1, got, &want, vocab, dtype).1;

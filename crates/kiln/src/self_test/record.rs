@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_found_once_and_remembered_for_what_was_tested() {
+    fn a_verdict_is_computed_once_per_device_and_type() {
         let folder = tempfile::tempdir().unwrap();
         let of = |device: &str| Record::of(device.to_owned(), Some(&folder.path().join("kiln")));
         assert_eq!(of("a").verdict("f32", true, || Ok(names(&["linear"]))), Ok(names(&["linear"])));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_verdicts_that_cannot_be_read_or_written_changes_nothing() {
+    fn an_unusable_file_of_verdicts_does_not_change_verdicts() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("self-test.json");
         fs::write(&file, "[1, 2").unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_was_not_ended_is_a_crash_on_its_device() {
+    fn an_unfinished_test_counts_as_a_crash_on_its_device() {
         let folder = tempfile::tempdir().unwrap();
         let of = |device: &str| Record::of(device.to_owned(), Some(folder.path()));
         let record = of("a");

@@ -59,14 +59,14 @@ mod tests {
     const T: TokenId = 1000;
 
     #[test]
-    fn a_time_at_the_end_alone_ends_the_window() {
+    fn a_single_timestamp_at_the_end_ends_the_window() {
         let (parts, next) = parts(&[T, 5, 6, T + 100], T, 3000);
         assert_eq!(parts, [Part { tokens: 0..4, start: 0, end: 200 }]);
         assert_eq!(next, 3000);
     }
 
     #[test]
-    fn the_next_window_begins_at_the_last_pair() {
+    fn the_next_window_begins_at_the_last_pair_of_timestamps() {
         let tokens = [T, 5, T + 50, T + 50, 6, T + 90, T + 90, 7, 8];
         let (parts, next) = parts(&tokens, T, 3000);
         let expected =
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_pairs_is_one_segment() {
+    fn text_without_pairs_of_timestamps_is_one_segment() {
         assert_eq!(parts(&[5, 6], T, 700), (vec![Part { tokens: 0..2, start: 0, end: 700 }], 700));
         assert_eq!(parts(&[T, 5, 6], T, 700), (vec![Part { tokens: 0..3, start: 0, end: 700 }], 700));
         assert_eq!(parts(&[], T, 700), (vec![Part { tokens: 0..0, start: 0, end: 700 }], 700));
