@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_the_definition() {
+    fn power_equals_that_of_a_windowed_fourier_transform() {
         let spectrum = Spectrum::new();
         for seed in 0..8 {
             let frame: Vec<f32> =

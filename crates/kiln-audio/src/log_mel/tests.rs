@@ -22,7 +22,7 @@ fn frames(mel: &LogMel, pieces: &[&[f32]]) -> (Vec<f32>, f32) {
 }
 
 #[test]
-fn silence_is_the_floor() {
+fn silence_gives_the_smallest_feature() {
     let features = LogMel::new(80).unwrap().features(&[], 480_000).unwrap();
     // Whisper's normalization of the smallest logarithm: (-10 + 4) / 4.
     assert_eq!(features, vec![-1.5; 80 * 3000]);
@@ -41,7 +41,7 @@ fn a_tone_is_loudest_in_its_band() {
 }
 
 #[test]
-fn short_sounds_are_mirrored_to_and_fro() {
+fn audio_shorter_than_its_padding_is_reflected_repeatedly() {
     let mel = LogMel::new(80).unwrap();
     for len in [0, 1, 159] {
         assert_eq!(frames(&mel, &[&noise(len)]), (Vec::new(), FLOOR));
@@ -61,7 +61,7 @@ fn short_sounds_are_mirrored_to_and_fro() {
 }
 
 #[test]
-fn what_is_no_sound_is_refused() {
+fn samples_that_are_not_finite_or_too_large_are_errors() {
     let mel = LogMel::new(80).unwrap();
     for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e13] {
         let mut samples = noise(20_000);
@@ -79,7 +79,7 @@ fn what_is_no_sound_is_refused() {
 
 proptest! {
     #[test]
-    fn pieces_change_nothing(cuts in prop::collection::vec(0..4000_usize, 0..6)) {
+    fn features_do_not_depend_on_how_audio_is_divided(cuts in prop::collection::vec(0..4000_usize, 0..6)) {
         let (mel, samples) = (LogMel::new(20).unwrap(), noise(4000));
         let mut cuts = cuts;
         cuts.extend([0, 4000]);

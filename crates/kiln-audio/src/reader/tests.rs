@@ -81,7 +81,7 @@ const FILES: [(&str, f64, f64, usize, f64); 11] = [
 ];
 
 #[test]
-fn files_of_every_format_have_the_tones_at_their_time() {
+fn every_format_is_decoded_with_its_tones_at_the_right_time() {
     for (name, seconds, delay, more, tolerance) in FILES {
         let mut reader = AudioReader::open(path(name)).unwrap();
         let claimed = reader.seconds().unwrap();
@@ -131,7 +131,7 @@ fn a_file_of_24_khz_in_stereo_has_the_features_of_transformers() {
 }
 
 #[test]
-fn what_is_not_audio_is_refused_by_name() {
+fn files_without_supported_audio_are_errors() {
     refused(Vec::new(), "sound: is empty");
     refused(
         b"Four score and seven years ago\n".repeat(100),
@@ -147,14 +147,14 @@ fn what_is_not_audio_is_refused_by_name() {
 }
 
 #[test]
-fn no_samples_are_no_blocks() {
+fn an_empty_recording_gives_no_blocks() {
     let mut reader = of_bytes(wav(1, 16, 16_000, &[])).unwrap();
     assert!(reader.next().is_none());
     assert_eq!((reader.damage(), reader.seconds()), (None, Some(0.0)));
 }
 
 #[test]
-fn samples_that_are_no_numbers_are_refused_with_their_time() {
+fn samples_that_are_not_finite_or_too_large_are_errors_with_their_time() {
     for wrong in [f32::NAN, f32::INFINITY, 1e30] {
         let mut samples = vec![0.5; 40_000];
         samples[24_000] = wrong;
@@ -164,7 +164,7 @@ fn samples_that_are_no_numbers_are_refused_with_their_time() {
 }
 
 #[test]
-fn what_is_there_of_a_cut_file_is_read() {
+fn a_truncated_file_is_read_up_to_its_end_or_is_an_error() {
     for (name, seconds, _, _, _) in FILES {
         let mut cut = bytes(name);
         // FLAC begins with 8 KiB of padding reserved for tags; Ogg Vorbis with 4 KiB of tables.
@@ -188,7 +188,7 @@ fn what_is_there_of_a_cut_file_is_read() {
 }
 
 #[test]
-fn a_stream_that_does_not_know_its_length_is_whole() {
+fn a_stream_without_a_length_is_read_to_its_end() {
     let mut wav = bytes("16k-mono-i16.wav");
     let whole = all(&mut of_bytes(wav.clone()).unwrap());
     wav[4..8].fill(0xff);
@@ -200,7 +200,7 @@ fn a_stream_that_does_not_know_its_length_is_whole() {
 }
 
 #[test]
-fn rates_that_change_are_refused() {
+fn a_change_of_the_sample_rate_is_an_error() {
     let both = [bytes("44k-stereo.ogg"), bytes("16k-mono.ogg")].concat();
     refused(both, "changes from 44100 to 16000 samples a second at 0.5 s");
     let same = [bytes("44k-stereo.ogg"), bytes("44k-stereo.ogg")].concat();
@@ -209,7 +209,7 @@ fn rates_that_change_are_refused() {
 }
 
 #[test]
-fn what_is_after_damage_stays_at_its_time() {
+fn samples_after_damage_keep_their_time_except_in_mp3() {
     // Three hundred bytes of audio data are overwritten from this position on; the tables are not touched.
     for (name, part) in [("48k-mono.flac", 0.8), ("44k-stereo.ogg", 0.8), ("44k-mono.m4a", 0.4)] {
         let (mut damaged, whole) = (bytes(name), all(&mut of_bytes(bytes(name)).unwrap()));
@@ -244,7 +244,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn no_damage_is_a_panic(
+    fn damaged_files_never_panic(
         flips in prop::collection::vec((any::<prop::sample::Index>(), 0..8_u8), 0..20),
         end in any::<prop::sample::Index>(),
         cut in any::<bool>(),

@@ -19,7 +19,7 @@ fn resampled(samples: &[f32], rate: u32, piece: usize) -> Vec<f32> {
 }
 
 #[test]
-fn a_tone_stays_the_same_tone_at_the_same_time() {
+fn resampling_keeps_the_frequency_and_phase_of_a_tone() {
     for rate in RATES {
         // Up to nine tenths of the Nyquist frequency of both rates.
         let highest = 0.9 * f64::from(rate.min(SAMPLE_RATE as u32)) / 2.0;
@@ -37,7 +37,7 @@ fn a_tone_stays_the_same_tone_at_the_same_time() {
 }
 
 #[test]
-fn tones_that_the_result_cannot_have_are_removed() {
+fn tones_above_half_the_new_rate_are_removed() {
     for rate in [24_000, 44_100, 96_000] {
         let got = resampled(&tone(8100.0, rate, 0.25), rate, 4096);
         let largest = got[300..got.len() - 300].iter().fold(0.0_f32, |most, x| most.max(x.abs()));
@@ -46,7 +46,7 @@ fn tones_that_the_result_cannot_have_are_removed() {
 }
 
 #[test]
-fn pieces_change_nothing() {
+fn samples_do_not_depend_on_how_audio_is_divided() {
     let samples = tone(700.0, 44_100, 0.1);
     let whole = resampled(&samples, 44_100, usize::MAX);
     for piece in [1, 7, 441, 2000] {
@@ -55,7 +55,7 @@ fn pieces_change_nothing() {
 }
 
 #[test]
-fn the_length_is_that_of_the_sound() {
+fn the_number_of_samples_is_scaled_by_the_rates_and_rounded() {
     for rate in [4000, 8000, 11_025, 24_000, 44_100, 176_400] {
         for given in [0, 1, 2, 5, 6, 100, 10_000] {
             let wanted = (given as f64 * SAMPLE_RATE as f64 / f64::from(rate)).round() as usize;

@@ -22,7 +22,7 @@ fn find(bytes: &[u8], name: &[u8]) -> usize {
 const WAVES: [&str; 4] = ["16k-mono-i16.wav", "8k-mono-u8.wav", "11k-mono-f32.wav", "24k-stereo-i24.wav"];
 
 #[test]
-fn all_sound_is_there_after_a_header_that_was_not_finished() {
+fn a_header_with_unfinished_sizes_loses_no_samples() {
     for name in WAVES {
         let file = bytes(name);
         let (samples, data) = (whole(file.clone()), find(&file, b"data") + 4);
@@ -64,7 +64,7 @@ fn all_sound_is_there_after_a_header_that_was_not_finished() {
 }
 
 #[test]
-fn chunks_after_the_sound_are_no_sound() {
+fn chunks_after_the_samples_are_skipped() {
     let (file, list) = (bytes(WAVES[0]), b"LIST\x0A\0\0\0INFOabcdef");
     let samples = whole(file.clone());
     assert!(whole([&file[..], list].concat()) == samples);
@@ -112,7 +112,7 @@ fn lengths_of_64_bits_are_read() {
 }
 
 #[test]
-fn tags_after_the_sound_are_no_sound() {
+fn tags_after_the_samples_are_skipped() {
     let mut id3 = [0; 128];
     id3[..9].copy_from_slice(b"TAGa song");
     let ape: Vec<u8> = {
@@ -138,7 +138,7 @@ fn tags_after_the_sound_are_no_sound() {
 }
 
 #[test]
-fn a_number_of_samples_that_is_wrong_loses_none() {
+fn a_wrong_sample_count_loses_no_samples() {
     for name in ["24k-stereo.flac", "48k-mono.flac"] {
         let file = bytes(name);
         let samples = whole(file.clone());
@@ -159,7 +159,7 @@ fn a_number_of_samples_that_is_wrong_loses_none() {
 
 /// The first frame of an MP3 file may state the number of frames that follow.
 #[test]
-fn frames_that_were_appended_are_there() {
+fn appended_mp3_frames_are_read() {
     for name in ["16k-mono.mp3", "44k-stereo.mp3"] {
         let file = bytes(name);
         let samples = whole(file.clone());
@@ -179,7 +179,7 @@ fn frames_that_were_appended_are_there() {
 
 /// The audio data of an MP4 file is moved after its tables.
 #[test]
-fn a_part_that_is_longer_than_its_file_ends_with_it() {
+fn a_wrong_size_of_the_last_mp4_part_loses_no_samples() {
     let file = bytes("44k-mono.m4a");
     let samples = whole(file.clone());
     let (sound, tables) = (find(&file, b"mdat") - 4, find(&file, b"moov") - 4);

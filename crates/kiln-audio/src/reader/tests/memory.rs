@@ -57,7 +57,7 @@ fn memory() -> usize {
 }
 
 #[test]
-fn an_hour_takes_little_memory() {
+fn an_hour_of_audio_takes_less_than_100_mib() {
     const SECONDS: u32 = 3600;
     const RATE: u32 = 24_000;
 
