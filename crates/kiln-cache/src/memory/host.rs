@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_written_in_every_row_and_not_in_what_is_shared() {
+    fn a_write_does_not_change_a_clone() {
         let mut one = tensor();
         let other = one.clone();
         one.write(Some(1..2), TensorData::new(vec![50f32, 51.0, 60.0, 61.0], [2, 1, 1, 2]));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_selected_as_a_device_would() {
+    fn rows_are_repeated_and_reordered() {
         let mut one = tensor();
         one.select_rows(&[1, 0, 1]);
         assert_eq!(one.outline(), (vec![3, 1, 3, 2], DType::F32));

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_that_becomes_larger_or_smaller_keeps_the_latest() {
+    fn a_resized_ring_keeps_its_latest_entries() {
         let device = Device::flex();
         // A ring of 5 slots with the numbers 6 to 10.
         let ring = Tensor::<4>::from_data([[[[10.0], [6.0], [7.0], [8.0], [9.0]]]], &device);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_were_written_are_named_once() {
+    fn each_written_slot_is_in_one_of_two_ranges() {
         assert_eq!(written(7, 2, 5), [2..4, 0..0]);
         assert_eq!(written(9, 3, 5), [4..5, 0..2]);
         assert_eq!(written(9, 5, 5), [0..5, 0..0]);
