@@ -100,7 +100,7 @@ fn add_zeros(folder: &Path, name: &str, len: usize) {
 }
 
 #[test]
-fn tensors_without_a_place_are_named() {
+fn unused_tensors_are_named_once_in_a_warning() {
     let folder = copy_of_demo(|folder| add_zeros(folder, "score.weight", 2));
     let output = of(&folder, &["x"]);
     assert_eq!(stdout(&output), stdout(&run(&["x"])));
@@ -116,7 +116,7 @@ fn typed(mut child: Child, text: &str) -> Output {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_error() {
+fn a_closed_output_pipe_is_not_an_error() {
     for args in [&["completions", "bash"][..], &["run", "--device", "cpu", "-n", "20", "--verbose", "x"]] {
         let mut child = command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
@@ -130,7 +130,7 @@ fn a_reader_that_went_away_is_no_error() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_said_before_anything_is_generated() {
+fn files_that_cannot_be_saved_are_errors_before_anything_is_generated() {
     let folder = tempfile::tempdir().unwrap();
     let (nowhere, file) = (folder.path().join("none/file"), folder.path().join("file"));
     let (nowhere, file) = (nowhere.to_str().unwrap(), file.to_str().unwrap());
@@ -174,7 +174,7 @@ fn a_conversation_survives_a_full_disk() {
 }
 
 #[test]
-fn scores_that_are_not_numbers_are_an_error() {
+fn logits_that_are_not_finite_are_errors() {
     let folder = copy_of_demo(|folder| {
         let path = folder.join("model.safetensors");
         let mut file = fs::read(&path).unwrap();
@@ -211,7 +211,7 @@ fn scores_that_are_not_numbers_are_an_error() {
 }
 
 #[test]
-fn losses_of_weights_are_printed_and_drawn() {
+fn losses_of_quantized_weights_are_printed_and_plotted() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (chart, packed) = (path("loss.svg"), path("packed.gguf"));
@@ -283,7 +283,7 @@ fn a_system_message_that_the_template_leaves_out_is_an_error() {
 }
 
 #[test]
-fn a_seed_draws_nothing_by_itself() {
+fn a_seed_alone_does_not_enable_sampling() {
     let folder = copy_of_demo(|folder| set(folder, "generation_config.json", json!({"do_sample": false})));
     let model = folder.path().to_str().unwrap();
     let with = |args: &[&str]| {
@@ -294,7 +294,7 @@ fn a_seed_draws_nothing_by_itself() {
 }
 
 #[test]
-fn the_newline_at_the_end_of_a_prompt_is_not_part_of_it() {
+fn one_newline_at_the_end_of_a_prompt_file_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("prompt");
     for (text, prompt) in [("ROMEO:\n", "ROMEO:"), ("ROMEO:\r\n", "ROMEO:"), ("ROMEO:\n\n", "ROMEO:\n")] {
@@ -309,7 +309,7 @@ fn the_newline_at_the_end_of_a_prompt_is_not_part_of_it() {
 
 /// The libraries below print messages of their own on machines without a display.
 #[test]
-fn a_machine_without_a_display_is_no_error() {
+fn devices_are_listed_without_messages_on_a_machine_without_a_display() {
     let output = command()
         .arg("devices")
         .env_remove("XDG_RUNTIME_DIR")
@@ -322,7 +322,7 @@ fn a_machine_without_a_display_is_no_error() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn files_that_are_not_files_are_refused_at_once() {
+fn pipes_devices_and_folders_in_place_of_model_files_are_errors() {
     let started = Instant::now();
     for name in [
         "config.json",
@@ -367,7 +367,7 @@ fn opengl_does_not_stand_in_for_vulkan() {
 }
 
 #[test]
-fn foreign_models_are_called_what_they_are() {
+fn unsupported_or_damaged_models_are_errors_that_name_the_cause() {
     let folder = tempfile::tempdir().unwrap();
     let model = |name: &str| run(&["--model", folder.path().join(name).to_str().unwrap(), "x"]);
     fs::write(folder.path().join("x.gguf"), "GGUF\0\0").unwrap();
@@ -392,7 +392,7 @@ fn foreign_models_are_called_what_they_are() {
 }
 
 #[test]
-fn what_would_take_for_ever_is_refused_at_once() {
+fn impossible_requests_are_errors_within_30_seconds() {
     let started = Instant::now();
     refused(&run(&["--threads", "100000", "x"]), "threads: is 100000");
     let random = "model_type=llama,num_hidden_layers=4,hidden_size=1000000,num_attention_heads=10,\
@@ -413,7 +413,7 @@ fn what_would_take_for_ever_is_refused_at_once() {
 
 /// Tries each remedy that an error message names.
 #[test]
-fn advice_about_memory_helps() {
+fn remedies_in_out_of_memory_messages_work() {
     let prompt = "word ".repeat(300);
     let with =
         |args: &[&str]| kiln(&[&["run", "-d", "cpu", "--greedy", "--no-echo", &prompt], args].concat());
@@ -480,7 +480,7 @@ fn advice_about_memory_helps() {
 }
 
 #[test]
-fn what_other_tools_do_works_here() {
+fn conventions_of_other_tools_work() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.kv");
     let path = path.to_str().unwrap();

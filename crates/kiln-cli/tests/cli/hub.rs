@@ -50,7 +50,7 @@ const RUN: [&str; 8] = ["run", "--device", "cpu", "--greedy", "-n", "8", "--mode
 const NOBODY: &str = "http://127.0.0.1:1";
 
 #[test]
-fn a_model_of_the_hub_runs_as_its_folder_does() {
+fn a_model_from_the_hub_gives_the_text_of_its_local_folder() {
     let (home, files) = (tempfile::tempdir().unwrap(), demo());
     let server = Server::new("org/demo", &borrowed(&files));
     let output = kiln(&server.endpoint, home.path(), &[&RUN[..], &["ROMEO:"]].concat());
@@ -73,7 +73,7 @@ fn a_model_of_the_hub_runs_as_its_folder_does() {
 }
 
 #[test]
-fn a_path_that_exists_is_not_asked_for() {
+fn a_local_folder_is_not_looked_up_on_the_hub() {
     let (home, files) = (tempfile::tempdir().unwrap(), demo());
     let server = Server::new("org/demo", &[]);
     let folder = home.path().join("org/demo");
@@ -113,7 +113,7 @@ fn models_are_pulled_listed_and_removed() {
 }
 
 #[test]
-fn the_environment_is_that_of_the_python_library() {
+fn environment_variables_mean_what_they_do_in_the_python_library() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::new("org/name", &[("m.gguf", b"x")]);
     let pulled = |variables: &[(&str, &str)]| {
@@ -140,7 +140,7 @@ fn the_environment_is_that_of_the_python_library() {
 }
 
 #[test]
-fn a_log_of_everything_has_no_token() {
+fn a_trace_log_does_not_contain_the_token() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::new("org/name", &[("m.gguf", b"x")]);
     for filter in ["trace", "ureq_proto=trace,ureq_proto::util=trace"] {
@@ -156,7 +156,7 @@ fn a_log_of_everything_has_no_token() {
 }
 
 #[test]
-fn what_cannot_be_had_is_one_sentence() {
+fn models_that_cannot_be_fetched_are_errors_of_one_sentence() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::with_faults("org/name", &[("m.gguf", b"x")], |request, reply| {
         match request.path.contains("/gated/") {
@@ -200,7 +200,7 @@ fn what_cannot_be_had_is_one_sentence() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_download_goes_on() {
+fn an_interrupted_download_is_resumed() {
     let (home, bytes) = (tempfile::tempdir().unwrap(), vec![7; 500_000]);
     let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], |request, reply| match request.cdn {
         true => Reply { cut: Some(200_000), stall: true, ..reply },

@@ -84,7 +84,7 @@ fn the_prompt_may_come_from_a_file_or_standard_input() {
 }
 
 #[test]
-fn no_cache_and_chunks_change_no_token() {
+fn cache_chunks_kernels_and_threads_do_not_change_the_text() {
     let want = stdout(&run(&["The Constitution of the United States"]));
     for args in
         [["--cache", "none"], ["--prefill-chunk", "3"], ["--kernels", "reference"], ["--threads", "1"]]
@@ -95,7 +95,7 @@ fn no_cache_and_chunks_change_no_token() {
 }
 
 #[test]
-fn json_is_one_object() {
+fn json_output_is_one_object() {
     let output = run(&["--json", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(report["prompt"], "ROMEO:");
@@ -107,7 +107,7 @@ fn json_is_one_object() {
 }
 
 #[test]
-fn verbose_says_where_the_time_went() {
+fn verbose_reports_times_cache_and_kernels() {
     let message = stderr(&run(&["--verbose", "ROMEO:"]));
     for word in ["load", "prefill", "decode", "tokens/s", "cache", "kernels", "rms_norm"] {
         assert!(message.contains(word), "{word}: {message}");
@@ -115,7 +115,7 @@ fn verbose_says_where_the_time_went() {
 }
 
 #[test]
-fn a_seed_repeats_and_a_stop_string_stops() {
+fn equal_seeds_repeat_a_text_and_a_stop_string_ends_it() {
     let sample = |seed: &str| {
         stdout(&kiln(&[
             "run",
@@ -141,7 +141,7 @@ fn a_seed_repeats_and_a_stop_string_stops() {
 }
 
 #[test]
-fn any_setting_of_a_generation_may_be_given() {
+fn generation_settings_are_given_with_set_or_as_options() {
     let text = |args: &[&str]| stdout(&run(&[&["--no-echo", "-n", "24"], args, &["ROMEO:"]].concat()));
     let plain = text(&[]);
     assert_ne!(plain, text(&["--set", "no_repeat_ngram_size=1"]));
@@ -160,7 +160,7 @@ fn any_setting_of_a_generation_may_be_given() {
 }
 
 #[test]
-fn beams_print_the_best_or_all() {
+fn beam_search_prints_the_best_sequence_or_several() {
     let beams = ["ROMEO:", "--greedy", "--num-beams", "3"];
     let best = stdout(&run(&beams));
     let list = stdout(&run(&[&beams[..], &["--num-return-sequences", "2"]].concat()));
@@ -188,7 +188,7 @@ fn beams_print_the_best_or_all() {
 }
 
 #[test]
-fn a_watermark_is_found_in_what_was_generated() {
+fn a_watermark_is_detected_only_in_text_generated_with_it() {
     for config in
         [r#"{"bias": 4, "hashing_key": 77}"#, r#"{"ngram_len": 4, "keys": [5, 6, 7, 8, 9, 10, 11, 12]}"#]
     {
@@ -208,7 +208,7 @@ fn a_watermark_is_found_in_what_was_generated() {
 }
 
 #[test]
-fn time_ends_a_text() {
+fn a_time_limit_ends_a_text() {
     let output = run(&["--json", "--max-time", "0.000001", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(
@@ -220,7 +220,7 @@ fn time_ends_a_text() {
 
 /// Checks errors whose text depends on the machine. The others are in `snapshots`.
 #[test]
-fn bad_input_is_one_sentence_and_exit_code_2() {
+fn bad_input_is_an_error_of_one_sentence_with_exit_code_2() {
     refused(&run(&[""]), "prompt is empty");
     refused(&run(&["--threads", "0", "x"]), "must be from 1 to");
     refused(&run(&[&"word ".repeat(600)]), "positions");
@@ -270,7 +270,7 @@ fn doctor_compares_kernels_and_times_the_device() {
 }
 
 #[test]
-fn inspect_says_what_a_folder_holds() {
+fn inspect_reports_parameters_and_cache_sizes() {
     let demo = format!("{}/../../assets/demo", env!("CARGO_MANIFEST_DIR"));
     let text = stdout(&kiln(&["inspect", &demo]));
     assert!(text.contains("llama") && text.contains("3.97 M") && text.contains("dynamic"), "{text}");
@@ -283,7 +283,7 @@ fn inspect_says_what_a_folder_holds() {
 }
 
 #[test]
-fn inspect_says_how_far_each_cache_goes() {
+fn inspect_reports_the_longest_text_per_cache() {
     let demo = format!("{}/../../assets/demo", env!("CARGO_MANIFEST_DIR"));
     let args = ["inspect", &demo, "--ctx", "100", "--batch", "2", "--memory", "16MiB", "--json"];
     let report: Value = serde_json::from_str(&stdout(&kiln(&args))).unwrap();
@@ -306,7 +306,7 @@ fn inspect_says_how_far_each_cache_goes() {
 }
 
 #[test]
-fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
+fn a_cache_that_does_not_fit_is_offloaded_or_is_an_error() {
     let prompt = "ROMEO: ".repeat(40);
     let ask = |args: &[&str]| {
         kiln(&[&["run", "--device", "cpu", "--greedy", "-n", "40"], args, &[&prompt]].concat())
@@ -340,7 +340,7 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
 }
 
 #[test]
-fn memory_that_the_system_does_not_give_is_one_sentence() {
+fn a_failed_system_allocation_is_an_error_or_quantizes_the_cache() {
     let limited = |args: &[&str]| {
         let shell = "ulimit -v 1500000; exec \"$0\" run --device cpu --greedy \"$@\" ROMEO:";
         let kiln = env!("CARGO_BIN_EXE_kiln");
@@ -358,7 +358,7 @@ fn memory_that_the_system_does_not_give_is_one_sentence() {
 }
 
 #[test]
-fn conformance_reports_and_fails_as_it_should() {
+fn conformance_reports_passed_and_skipped_cases() {
     let report = std::env::temp_dir().join(format!("kiln-conformance-{}.json", std::process::id()));
     let folder = fixture("transformers-5.23.0");
     let args = ["conformance", &folder, "--device", "cpu", "--filter", "llama/greedy", "--json"];
@@ -377,7 +377,7 @@ fn conformance_reports_and_fails_as_it_should() {
 }
 
 #[test]
-fn bench_prints_what_it_is_asked_to() {
+fn bench_prints_the_requested_tests_and_formats() {
     const SIZES: &str =
         "hidden_size=32,num_attention_heads=2,num_key_value_heads=1,intermediate_size=48,vocab_size=97";
 
@@ -420,7 +420,7 @@ fn bench_prints_what_it_is_asked_to() {
 }
 
 #[test]
-fn a_saved_cache_is_gone_on_from() {
+fn a_saved_cache_is_loaded_and_continued() {
     let file = std::env::temp_dir().join(format!("kiln-cache-{}.safetensors", std::process::id()));
     let path = file.to_str().unwrap();
     let at =
@@ -442,7 +442,7 @@ fn a_saved_cache_is_gone_on_from() {
 }
 
 #[test]
-fn every_cache_runs() {
+fn exact_caches_give_the_text_of_dynamic() {
     let text = |cache: &str| stdout(&run(&["--cache", cache, "--greedy", "--verbose", "ROMEO:"]));
     let dynamic = text("dynamic");
     for cache in ["fixed", "static", "static:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
@@ -476,7 +476,7 @@ fn a_folder_is_quantized_to_a_file_that_runs() {
 }
 
 #[test]
-fn completions_are_scripts() {
+fn each_shell_has_a_completion_script() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(stdout(&kiln(&["completions", shell])).contains("kiln"), "{shell}");
     }
@@ -514,7 +514,7 @@ fn temporary(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_chat_feeds_only_what_is_new() {
+fn a_chat_feeds_only_new_tokens() {
     let lines = "What news from Rome?\n\nWho told you so, and when?\n/stats\n";
     let output = chat(&[], lines);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -538,7 +538,7 @@ fn a_chat_feeds_only_what_is_new() {
 }
 
 #[test]
-fn a_chat_with_attention_sinks_outlasts_the_positions() {
+fn a_chat_with_attention_sinks_continues_beyond_the_positions() {
     let long = "word ".repeat(200);
     let lines = format!("{long}\n/stats\n").repeat(4);
     let output = chat(&["--cache", "sink:window=128,sinks=4"], &lines);
@@ -552,7 +552,7 @@ fn a_chat_with_attention_sinks_outlasts_the_positions() {
 }
 
 #[test]
-fn a_conversation_is_saved_and_gone_on_with() {
+fn a_conversation_is_saved_loaded_and_continued() {
     let (path, again) = (temporary("a.json"), temporary("b.json"));
     let (file, again_file) = (path.to_str().unwrap(), again.to_str().unwrap());
     let first = "Hail,\\\nCaesar!\n";
@@ -582,7 +582,7 @@ fn a_conversation_is_saved_and_gone_on_with() {
 }
 
 #[test]
-fn commands_answer() {
+fn chat_commands_are_answered() {
     let output = chat(
         &["--template", &template("chatml")],
         "/help\n/system\n/system Speak verse.\n/system\n/cache\n/stats\n/exit\nnever read\n",
@@ -601,7 +601,7 @@ fn commands_answer() {
 }
 
 #[test]
-fn what_a_chat_cannot_do_is_one_sentence_and_exit_code_2() {
+fn impossible_chats_are_errors_of_one_sentence_with_exit_code_2() {
     refused(&chat(&[], &"word ".repeat(600)), "512 positions");
 
     let file = temporary("template.jinja");
@@ -624,7 +624,7 @@ fn what_a_chat_cannot_do_is_one_sentence_and_exit_code_2() {
 }
 
 #[test]
-fn a_model_without_a_template_speaks_chatml_and_says_so() {
+fn a_model_without_a_template_uses_chatml_and_reports_it() {
     let folder = temporary("plain");
     std::fs::create_dir_all(&folder).unwrap();
     let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
@@ -641,7 +641,7 @@ fn a_model_without_a_template_speaks_chatml_and_says_so() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupt_stops_the_answer_and_not_the_program() {
+fn an_interrupt_stops_the_answer_or_an_idle_program() {
     use std::io::{BufRead, BufReader, Read};
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_kiln"))

@@ -204,7 +204,7 @@ fn snapshot(name: &str, text: &str) {
 }
 
 #[test]
-fn help() {
+fn help_matches_its_snapshots() {
     for command in [
         "",
         "run",
@@ -243,7 +243,7 @@ fn help() {
 }
 
 #[test]
-fn tables() {
+fn tables_match_their_snapshots() {
     for (name, args) in [
         ("caches", "caches"),
         ("inspect", "inspect assets/demo --memory 1GiB"),
@@ -256,7 +256,7 @@ fn tables() {
 }
 
 #[test]
-fn refusals() {
+fn errors_match_their_snapshot() {
     let mut said = String::new();
     for line in REFUSED.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (typed, args) = line.split_once(" | ").unwrap_or(("", line));

@@ -26,7 +26,7 @@ fn transcribe(args: &[&str]) -> Output {
 }
 
 #[test]
-fn what_is_no_sound_is_refused() {
+fn files_without_audio_and_models_without_a_tokenizer_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text.mp3");
     fs::write(&text, "To be, or not to be").unwrap();
@@ -41,7 +41,7 @@ fn what_is_no_sound_is_refused() {
 }
 
 #[test]
-fn models_are_asked_for_what_they_do() {
+fn text_and_speech_models_are_errors_in_commands_of_the_other() {
     let (whisper, llama) = (whisper(), fixture("transformers-5.23.0/models/llama"));
     let wav = data("16k-mono-i16.wav");
     refused(&transcribe(&["--model", &llama, &wav]), "takes text and no sound");
@@ -50,7 +50,7 @@ fn models_are_asked_for_what_they_do() {
 }
 
 #[test]
-fn transcripts_that_would_overwrite_each_other_are_refused() {
+fn transcripts_that_would_overwrite_each_other_are_errors() {
     let (whisper, wav) = (whisper(), data("16k-mono-i16.wav"));
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
@@ -73,8 +73,8 @@ fn speech(test: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn every_format_says_the_same() {
-    let Some(folder) = speech("every_format_says_the_same") else { return };
+fn every_output_format_has_the_same_sentence() {
+    let Some(folder) = speech("every_output_format_has_the_same_sentence") else { return };
     let model = folder.join("whisper-tiny.en").to_str().unwrap().to_owned();
     let wav = folder.join("speech/0930.wav").to_str().unwrap().to_owned();
     let sentence = "He might even have been made amiable himself.";
@@ -113,8 +113,8 @@ fn every_format_says_the_same() {
 
 /// Audio in other formats, cut short, without an end, or with samples that are not numbers.
 #[test]
-fn odd_recordings_are_heard_or_refused() {
-    let Some(folder) = speech("odd_recordings_are_heard_or_refused") else { return };
+fn unusual_recordings_are_transcribed_or_are_errors() {
+    let Some(folder) = speech("unusual_recordings_are_transcribed_or_are_errors") else { return };
     let model = folder.join("whisper-tiny.en").to_str().unwrap().to_owned();
     let heard = |path: &str| {
         let output = transcribe(&["-m", &model, path]);
