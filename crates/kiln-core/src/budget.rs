@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_are_kept_within_the_limit_and_given_back() {
+    fn claims_stay_within_the_limit_and_are_released() {
         let budget = Budget::new(Some(100));
         let weights = budget.claim("weights", 60).unwrap();
         let mut cache = budget.claim("cache", 30).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_does_not_have_is_refused() {
+    fn a_claim_beyond_the_memory_of_the_system_is_an_error() {
         let budget = Budget::new(None).of_this_process();
         // More than there are addresses.
         let refused = budget.claim("the cache", 1 << 62);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allocation_that_is_to_fail_does_and_no_other() {
+    fn only_the_chosen_allocation_fails() {
         let budget = Budget::new(None);
         let mut claim = budget.claim("cache", 1).unwrap();
         budget.fail_allocation(1);

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_ends_the_trust_in_what_came_before_on_that_device() {
+    fn a_failed_allocation_invalidates_earlier_work_on_its_device() {
         // Neither device is opened.
         let [state, other] = [7, 8].map(|index| DeviceState::of(&Device::cuda(index)));
         let (mut before, on_other) = (state.refusals(), other.refusals());
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_about_to_be_recorded_on_one_device() {
+    fn recordings_in_preparation_are_counted_per_device() {
         let [state, other] = [10, 11].map(|index| DeviceState::of(&Device::cuda(index)));
         *state.preparing() += 1;
         assert_eq!((*DeviceState::of(&Device::cuda(10)).preparing(), *other.preparing()), (1, 0));
     }
 
     #[test]
-    fn copies_have_a_queue_of_their_own_where_the_device_copies_beside_work() {
+    fn a_device_that_copies_during_work_has_one_queue_for_uploads() {
         let [state, other] = [12, 13].map(|index| DeviceState::of(&Device::cuda(index)));
         state.copies_beside_work();
         let queue = || DeviceState::of(&Device::cuda(12)).uploading(StreamId::current);

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_says_is_understood() {
+    fn messages_of_devices_become_errors_of_their_kind() {
         let lost = "An error happened during execution\nCaused by:\n  The device is poisoned\nCaused by:\n  Unknown: gone\n\
                     Backtrace:\n 1: main";
         assert_eq!(Error::of_device(lost), Error::DeviceLost("Unknown: gone".to_owned()));

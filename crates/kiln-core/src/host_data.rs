@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn shareable_data_are_the_data_and_share() {
+    fn shareable_data_keeps_its_elements_and_shares_memory_with_clones() {
         let data = shareable(TensorData::new(vec![1i32, -2, 3], [3]));
         assert_eq!(data.iter::<i32>().collect::<Vec<_>>(), [1, -2, 3]);
         assert_eq!(data.clone().as_bytes().as_ptr(), data.as_bytes().as_ptr());

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_files_in_folders() {
+    fn files_in_memory_are_listed_and_read_by_folder() {
         let memory = memory();
         assert_eq!(memory.names(""), ["a"]);
         assert_eq!(memory.names("b"), ["c"]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_later_is_waited_for() {
+    fn waiting_for_a_later_answer_returns_it() {
         let later = async {
             crate::read_back::yield_now().await;
             Ok(3)

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_being_written_is_refused() {
+    fn a_file_that_is_locked_for_writing_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = written(folder.path());
         let writer = File::options().write(true).open(&path).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_may_not_ask_for_more_than_there_is() {
+    fn headers_that_do_not_fit_the_file_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         for bytes in

@@ -9,7 +9,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 }
 
 #[test]
-fn only_so_much_is_read() {
+fn files_beyond_the_limit_and_unreadable_files_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "12345").unwrap();
@@ -26,7 +26,7 @@ fn only_so_much_is_read() {
 }
 
 #[test]
-fn streams_are_copied_to_be_read_in_any_order() {
+fn streams_become_files_that_can_be_read_in_any_order() {
     let (mut file, mut read) = (spool(&b"12345"[..]).unwrap(), String::new());
     file.seek(io::SeekFrom::Start(3)).unwrap();
     file.read_to_string(&mut read).unwrap();
@@ -42,7 +42,7 @@ fn streams_are_copied_to_be_read_in_any_order() {
 }
 
 #[test]
-fn what_was_there_stays_until_the_new_file_is_complete() {
+fn a_file_is_replaced_only_when_the_new_one_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     write(&path, b"first").unwrap();
@@ -81,7 +81,7 @@ mod unix {
     }
 
     #[test]
-    fn links_are_followed_and_modes_kept() {
+    fn links_are_followed_and_permissions_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         // The link is relative, and its target does not exist yet.
@@ -103,7 +103,7 @@ mod unix {
 }
 
 #[test]
-fn a_held_file_is_of_one_at_a_time_and_keeps_its_note() {
+fn a_held_file_has_one_holder_and_keeps_its_text() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("note");
     let mut held = Held::take(&path).unwrap().unwrap();
