@@ -132,7 +132,7 @@ mod tests {
 
     /// With the reference kernel, for more steps than a table has words; each row has a stream of its own.
     #[test]
-    fn each_row_takes_a_word_a_step() {
+    fn each_row_uses_one_random_word_per_step() {
         let device = Device::flex();
         let kernels = Kernels::new(Choice::Reference, &device).unwrap();
         let config = GenerationConfig::new().top_k(9).top_p(0.9).temperature(0.7).repetition_penalty(1.2);

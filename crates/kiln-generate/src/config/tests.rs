@@ -17,14 +17,14 @@ fn refused(value: Value) -> String {
 }
 
 #[test]
-fn one_and_a_list_of_one_are_the_same() {
+fn a_single_value_equals_a_list_of_one() {
     assert_eq!(config(json!({"eos_token_id": 2})), config(json!({"eos_token_id": [2]})));
     assert_eq!(config(json!({"stop_strings": "a"})), config(json!({"stop_strings": ["a"]})));
     assert_eq!(config(json!({"eos_token_id": [2, 5]})).eos_token_id, Some(vec![2, 5]));
 }
 
 #[test]
-fn absent_null_and_unknown_are_no_wishes() {
+fn null_and_unknown_settings_have_no_effect() {
     let nothing = GenerationConfig::default();
     assert_eq!(
         config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "_from": 4})),
@@ -82,7 +82,7 @@ fn a_file_is_read_and_its_errors_name_it() {
 }
 
 #[test]
-fn the_call_goes_before_the_file() {
+fn settings_of_the_call_override_those_of_the_file() {
     let file = config(json!({"temperature": 0.6, "top_k": 20, "max_new_tokens": 8, "eos_token_id": 2}));
     let call = config(json!({"temperature": 0.9, "max_length": 30, "eos_token_id": []}));
     let both = file.merged_with(call.clone());
@@ -95,7 +95,7 @@ fn the_call_goes_before_the_file() {
 }
 
 #[test]
-fn impossible_values_are_refused() {
+fn impossible_values_are_errors() {
     for (key, value) in [
         ("max_new_tokens", json!(0)),
         ("max_length", json!(0)),
@@ -141,7 +141,7 @@ fn a_temperature_of_zero_is_greedy() {
 }
 
 #[test]
-fn a_length_with_the_prompt_leaves_the_rest() {
+fn max_length_counts_the_prompt_and_max_new_tokens_overrides_it() {
     let settings = |value| config(value).resolve().expect("possible");
     assert_eq!(settings(json!({})).new_tokens(10), Ok(None));
     assert_eq!(settings(json!({"max_length": 12})).new_tokens(10), Ok(Some(2)));
@@ -150,7 +150,7 @@ fn a_length_with_the_prompt_leaves_the_rest() {
 }
 
 #[test]
-fn what_is_not_applied_is_named() {
+fn settings_that_are_not_applied_are_named() {
     let config =
         |json: Value| GenerationConfig::read(json.as_object().expect("an object")).expect("settings");
     for neutral in [

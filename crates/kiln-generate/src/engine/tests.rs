@@ -98,7 +98,7 @@ impl Outcome {
 }
 
 #[test]
-fn generations_give_the_tokens_that_they_give_alone() {
+fn generations_in_an_engine_give_the_tokens_that_they_give_alone() {
     for rows in [1, 2, 5, 16] {
         // All at once, or one in each turn or two.
         for turns in [0, 1, 2] {
@@ -124,7 +124,7 @@ fn generations_give_the_tokens_that_they_give_alone() {
 }
 
 #[test]
-fn rows_share_passes() {
+fn rows_of_an_engine_share_forward_passes() {
     let model = Hashing::default();
     let shared = model.shared();
     let mut engine = Engine::new(shared.clone(), 4).unwrap();
@@ -138,7 +138,7 @@ fn rows_share_passes() {
 }
 
 #[test]
-fn a_cache_that_remembers_nothing_keeps_passes_of_its_own() {
+fn generations_with_different_caches_give_the_same_tokens_as_alone() {
     let model = Hashing::default().shared();
     let mut engine = Engine::new(model.clone(), 4).unwrap();
     let mut outcome = Outcome::default();
@@ -150,7 +150,7 @@ fn a_cache_that_remembers_nothing_keeps_passes_of_its_own() {
 }
 
 #[test]
-fn a_cancelled_generation_leaves_the_others_as_they_are() {
+fn a_cancelled_generation_does_not_change_the_others() {
     for turn in 0..12 {
         for cancelled in 0..requests().len() {
             let model = Hashing::default().shared();
@@ -179,7 +179,7 @@ fn a_cancelled_generation_leaves_the_others_as_they_are() {
 }
 
 #[test]
-fn a_turn_that_is_dropped_in_the_middle_changes_no_token() {
+fn a_dropped_step_of_the_engine_changes_no_token() {
     // A future that is polled so often, then dropped.
     for polls in 1..4 {
         let model = Hashing::default().shared();
@@ -214,7 +214,7 @@ fn a_turn_that_is_dropped_in_the_middle_changes_no_token() {
 }
 
 #[test]
-fn a_pass_that_fails_ends_its_generations_and_no_others() {
+fn a_failed_pass_ends_only_its_own_generations() {
     for fails_at in 0..20 {
         let model = Hashing { fails_at: Some(fails_at), ..Hashing::default() };
         let shared = model.shared();
@@ -238,7 +238,7 @@ fn a_pass_that_fails_ends_its_generations_and_no_others() {
 }
 
 #[test]
-fn engines_refuse_no_rows_and_other_models() {
+fn engines_without_rows_and_generations_of_other_models_are_errors() {
     let model = Hashing::default().shared();
     assert!(matches!(
         Engine::<Generation<'static>>::new(model.clone(), 0),

@@ -64,7 +64,7 @@ fn expected(n: usize) -> Vec<TokenId> {
 }
 
 #[test]
-fn all_ways_give_the_same_tokens() {
+fn lookahead_chunks_and_kept_logits_do_not_change_the_tokens() {
     let want = (expected(12), PROMPT.len() + 11);
     assert_eq!(one(greedy(12)), want);
     assert_eq!(one(Options { lookahead: true, ..greedy(12) }), want);
@@ -76,7 +76,7 @@ fn all_ways_give_the_same_tokens() {
 }
 
 #[test]
-fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
+fn kept_logits_are_of_the_model_and_kept_scores_of_the_processors() {
     let config = GenerationConfig::new().repetition_penalty(5.0).max_new_tokens(6);
     let options = Options { keep_logits: true, keep_scores: true, ..options(config) };
     let processors = options.settings.processors.clone();
@@ -112,7 +112,7 @@ impl Processor for Recorder {
 }
 
 #[test]
-fn processors_are_told_where_a_row_stands() {
+fn processors_get_the_index_tokens_and_lengths_of_a_row() {
     let recorder = Arc::new(Recorder::default());
     let prompts = [PROMPT.to_vec(), vec![7]];
     let mut options = Options { lookahead: true, ..greedy(3) };
@@ -127,7 +127,7 @@ fn processors_are_told_where_a_row_stands() {
 }
 
 #[test]
-fn a_row_without_allowed_tokens_ends_the_generation() {
+fn a_row_without_allowed_tokens_is_an_error() {
     let allowed = AllowedTokens::new(|row| match (row.index, row.generated) {
         (1, 2) => vec![],
         (index, _) => vec![index as TokenId + 3],
@@ -146,7 +146,7 @@ fn a_row_without_allowed_tokens_ends_the_generation() {
 }
 
 #[test]
-fn why_a_row_ended_is_known() {
+fn the_stop_reason_of_a_row_is_reported() {
     let want = expected(8);
     let ended = |config: GenerationConfig, criterion: Option<TokenId>| {
         let stopping_criteria =
@@ -183,7 +183,7 @@ fn why_a_row_ended_is_known() {
 }
 
 #[test]
-fn a_processor_that_leaves_no_token_is_named() {
+fn a_processor_that_leaves_no_token_is_an_error_that_names_it() {
     let all: Vec<Vec<TokenId>> = (0..VOCAB as TokenId).map(|id| vec![id]).collect();
     let options = options(GenerationConfig::new().bad_words_ids(all).max_new_tokens(2));
     let (model, mut cache) = (Hashing::default(), cache::keeps());
@@ -195,7 +195,7 @@ fn a_processor_that_leaves_no_token_is_named() {
 }
 
 #[test]
-fn a_token_that_ends_the_text_is_the_last() {
+fn generation_ends_with_the_end_token() {
     let want = expected(8);
     let eos = want[5];
     let end = want.iter().position(|&id| id == eos).unwrap();
@@ -209,7 +209,7 @@ fn a_token_that_ends_the_text_is_the_last() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_truncated_is_left_as_it_is() {
+fn a_cache_that_cannot_be_truncated_keeps_the_token_fed_in_advance() {
     let eos = expected(3)[2];
     let config = GenerationConfig::new().eos_token_id(vec![eos]);
     let mut cache = cache::cannot_truncate();
@@ -219,14 +219,14 @@ fn a_cache_that_cannot_be_truncated_is_left_as_it_is() {
 }
 
 #[test]
-fn nothing_is_computed_that_nobody_may_ask_for() {
+fn lookahead_makes_no_pass_after_the_last_token() {
     let model = Hashing::default();
     run(&model, &mut cache::keeps(), &[PROMPT.to_vec()], Options { lookahead: true, ..greedy(4) });
     assert_eq!(model.fed(), [(5, 5), (1, 0), (1, 0), (1, 0)]);
 }
 
 #[test]
-fn dropping_a_generation_leaves_what_was_delivered() {
+fn after_a_drop_the_cache_holds_only_delivered_tokens() {
     for (lookahead, taken) in [(true, 0), (true, 1), (true, 3), (false, 3)] {
         let (model, mut cache) = (Hashing::default(), cache::keeps());
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
@@ -240,7 +240,7 @@ fn dropping_a_generation_leaves_what_was_delivered() {
 }
 
 #[test]
-fn the_next_prompt_begins_with_the_token_that_was_not_fed() {
+fn a_generation_continues_from_the_last_token_which_was_not_fed() {
     let want = expected(9);
     for lookahead in [false, true] {
         let (model, mut cache) = (Hashing::default(), cache::keeps());
@@ -255,7 +255,7 @@ fn the_next_prompt_begins_with_the_token_that_was_not_fed() {
 }
 
 #[test]
-fn rows_of_a_batch_are_as_if_alone() {
+fn rows_of_a_batch_give_the_tokens_that_they_give_alone() {
     let prompts = [PROMPT.to_vec(), vec![7], vec![2, 7, 1], vec![9, 9, 9, 9, 9, 9, 2]];
     for (lookahead, keep_logits, sample) in
         [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
@@ -283,7 +283,7 @@ fn rows_of_a_batch_are_as_if_alone() {
 }
 
 #[test]
-fn a_seed_repeats_a_run_and_rows_draw_for_themselves() {
+fn a_seed_repeats_a_run_and_each_row_has_its_own_random_stream() {
     let batch = |second: Vec<TokenId>, seed| {
         run(
             &Hashing::default(),
@@ -302,7 +302,7 @@ fn a_seed_repeats_a_run_and_rows_draw_for_themselves() {
 }
 
 #[test]
-fn what_a_cache_forgets_is_fed_again() {
+fn a_cache_that_keeps_nothing_is_fed_all_tokens_at_each_step() {
     let prompts = [PROMPT.to_vec(), vec![7, 7]];
     let want = run(&Hashing::default(), &mut cache::keeps(), &prompts, greedy(6));
     for (lookahead, keep_logits, chunk) in
@@ -322,7 +322,7 @@ fn what_a_cache_forgets_is_fed_again() {
 }
 
 #[test]
-fn chunks_are_told_how_long_the_prompt_will_be() {
+fn each_chunk_is_fed_with_the_length_of_the_whole_prompt() {
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
     let fed = |n: Option<usize>, cache: &mut ModelCache| {
@@ -335,7 +335,7 @@ fn chunks_are_told_how_long_the_prompt_will_be() {
 }
 
 #[test]
-fn an_error_is_the_last_thing_said() {
+fn an_error_is_the_last_step() {
     for (lookahead, keep_logits) in [(false, false), (true, false), (false, true)] {
         let model = Hashing { fails_at: Some(3), ..Hashing::default() };
         let mut cache = cache::keeps();
@@ -350,7 +350,7 @@ fn an_error_is_the_last_thing_said() {
 }
 
 #[test]
-fn impossible_prompts_are_refused() {
+fn impossible_prompts_are_errors() {
     let device = fake::device();
     let refused = |prompts: &[Vec<TokenId>], batch: Batch, options: Options| {
         let (model, mut cache) = (Hashing::default(), cache::keeps());
@@ -375,13 +375,13 @@ fn impossible_prompts_are_refused() {
 }
 
 #[test]
-fn a_length_counts_the_prompt() {
+fn max_length_counts_the_prompt() {
     let got = one(options(GenerationConfig::new().max_length(8)));
     assert_eq!(got, (expected(3), 7));
 }
 
 #[test]
-fn counts_are_of_tokens_not_of_padding() {
+fn statistics_count_tokens_without_padding() {
     let prompts = [PROMPT.to_vec(), vec![7]];
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
@@ -395,7 +395,7 @@ fn counts_are_of_tokens_not_of_padding() {
 }
 
 #[test]
-fn a_step_may_wait_on_any_thread() {
+fn a_generation_and_its_steps_are_send() {
     fn movable<T: Send>(_: &T) {}
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();

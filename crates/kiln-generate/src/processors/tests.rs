@@ -32,7 +32,7 @@ fn of_prompt(settings: Value, ids: &[u32], scores: &[f32]) -> Vec<f32> {
 
 /// Compares with recordings of transformers, to the last bit except for logarithms.
 #[test]
-fn transformers() {
+fn processors_match_recordings_of_transformers() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     for version in ["transformers-4.47.1", "transformers-5.23.0"] {
         let folder = fixtures.join(version);
@@ -119,7 +119,7 @@ fn order_and_conditions_are_those_of_transformers() {
 }
 
 #[test]
-fn the_device_does_what_its_kernel_can() {
+fn settings_with_a_kernel_run_on_the_device_and_others_are_listed() {
     let on_device = |value: Value| processors(value).on_device(true);
     let known = json!({"temperature": 0.7, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
                        "renormalize_logits": true});
@@ -130,7 +130,7 @@ fn the_device_does_what_its_kernel_can() {
 }
 
 #[test]
-fn ngrams_of_the_row_and_of_the_prompt() {
+fn repeated_ngrams_of_the_row_and_of_the_prompt_are_removed() {
     let ids = [1, 2, 3, 1, 2, 4, 1, 2];
     assert_eq!(of_prompt(json!({"no_repeat_ngram_size": 3}), &ids, &[0.0; 5]), [0.0, 0.0, 0.0, OUT, OUT]);
     let behind = |n| applied(json!({"encoder_no_repeat_ngram_size": n}), row(&ids, 4), &[0.0; 5]);
@@ -155,7 +155,7 @@ fn ngrams_of_the_row_and_of_the_prompt() {
 }
 
 #[test]
-fn sequences_are_biased_where_they_may_be_completed() {
+fn a_sequence_bias_applies_to_the_token_that_completes_it() {
     let bias = json!({"sequence_bias": [[[1], 0.5], [[3, 2], 2.0], [[1, 3, 2], 4.0]]});
     assert_eq!(of_prompt(bias.clone(), &[3], &[0.0; 4]), [0.0, 0.5, 2.0, 0.0]);
     assert_eq!(
@@ -179,7 +179,7 @@ fn sequences_are_biased_where_they_may_be_completed() {
 
 /// Gives the results of `PrefixConstrainedLogitsProcessor` of transformers 5.23.
 #[test]
-fn only_what_is_allowed_stays() {
+fn tokens_that_are_not_allowed_are_removed() {
     let after = |settings: Value, allowed: Vec<u32>, scores: &[f32]| {
         let mut processors = processors(settings);
         processors.add_allowed_tokens(AllowedTokens::new(move |_| allowed.clone()));
@@ -217,7 +217,7 @@ fn own_processors_act_after_allowed_tokens_whichever_came_first() {
 }
 
 #[test]
-fn lengths_count_what_transformers_counts() {
+fn length_settings_count_tokens_as_in_transformers() {
     let eos = |settings: Value, generated: usize, len: usize, remaining: Option<usize>| {
         let mut settings = settings;
         settings["eos_token_id"] = json!([1]);
@@ -249,7 +249,7 @@ fn lengths_count_what_transformers_counts() {
 }
 
 #[test]
-fn invalid_values_become_numbers() {
+fn remove_invalid_values_makes_scores_finite() {
     let scores = [f32::NAN, f32::INFINITY, OUT, 1.0];
     let want = [0.0, f32::MAX, f32::MIN, 1.0];
     assert_eq!(of_prompt(json!({"remove_invalid_values": true}), &[], &scores), want);
@@ -259,7 +259,7 @@ fn invalid_values_become_numbers() {
 }
 
 #[test]
-fn what_is_unlikely_goes_but_never_all() {
+fn cutoffs_remove_unlikely_tokens_but_never_all() {
     // Probabilities of 0.5, 0.25, 0.125, 0.125.
     let scores = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
     let kept = |settings: Value| -> Vec<bool> {
@@ -287,13 +287,13 @@ fn what_is_unlikely_goes_but_never_all() {
 }
 
 #[test]
-fn repetition_counts_a_token_once_and_ignores_what_is_not_there() {
+fn a_repetition_penalty_counts_a_token_once_and_ignores_unknown_ids() {
     let got = of_prompt(json!({"repetition_penalty": 2.0}), &[0, 1, 0, 0, 99], &[4.0, -4.0, 4.0]);
     assert_eq!(got, [2.0, -8.0, 4.0]);
 }
 
 #[test]
-fn top_k_keeps_ties_and_everything_where_k_is_large() {
+fn top_k_keeps_ties_and_all_tokens_if_k_is_large() {
     let scores = [1.0, 3.0, 2.0, 2.0, OUT];
     assert_eq!(of_prompt(json!({"top_k": 2}), &[], &scores), [OUT, 3.0, 2.0, 2.0, OUT]);
     assert_eq!(of_prompt(json!({"top_k": 5}), &[], &scores), scores);
@@ -301,7 +301,7 @@ fn top_k_keeps_ties_and_everything_where_k_is_large() {
 }
 
 #[test]
-fn top_p_removes_the_first_of_equals_and_never_the_last() {
+fn top_p_removes_the_first_of_equal_tokens_and_never_the_last() {
     let quarters = [0.0; 4];
     assert_eq!(
         of_prompt(json!({"top_p": 0.5}), &[], &quarters),
@@ -317,7 +317,7 @@ fn top_p_removes_the_first_of_equals_and_never_the_last() {
 }
 
 #[test]
-fn min_p_keeps_what_is_as_likely_as_asked() {
+fn min_p_keeps_tokens_of_at_least_that_share_of_the_likeliest() {
     let scores = [0.0, -0.6, -0.8, OUT];
     assert_eq!(of_prompt(json!({"min_p": 0.5}), &[], &scores), [0.0, -0.6, OUT, OUT], "exp(-0.69) is a half");
     assert_eq!(of_prompt(json!({"min_p": 0.0}), &[], &scores), scores);
@@ -325,6 +325,6 @@ fn min_p_keeps_what_is_as_likely_as_asked() {
 }
 
 #[test]
-fn a_float_is_taken_as_it_is_written() {
+fn a_float32_setting_becomes_the_decimal_that_was_written() {
     assert_eq!([0.8f32, 0.9, 0.95, 0.05].map(as_written), [0.8, 0.9, 0.95, 0.05]);
 }

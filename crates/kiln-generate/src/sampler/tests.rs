@@ -8,7 +8,7 @@ fn sampler(seed: u64) -> Sampler {
 
 /// Compares with numbers of a ChaCha8 that was written in Python from the module's description.
 #[test]
-fn the_generator_is_the_one_described() {
+fn random_numbers_match_a_reference_of_chacha8() {
     for (seed, row, words, eighteenth) in [
         (42, 0, [1675176, 5842740, 1482231], 7830105),
         (42, 1, [15222424, 13033612, 6296939], 2682396),
@@ -23,7 +23,7 @@ fn the_generator_is_the_one_described() {
 }
 
 #[test]
-fn tokens_come_as_often_as_they_are_likely() {
+fn tokens_are_sampled_with_their_probabilities() {
     let scores = [1.0f32, OUT, 2.5, 0.0, 2.5, -1.0];
     let draws = 40_000;
     let mut counts = [0u32; 6];
@@ -41,7 +41,7 @@ fn tokens_come_as_often_as_they_are_likely() {
 }
 
 #[test]
-fn a_stream_belongs_to_its_row() {
+fn each_row_has_its_own_random_stream() {
     let scores = [0.0; 1000];
     let (mut alone, mut among) = (sampler(3), sampler(3));
     for _ in 0..20 {
@@ -54,7 +54,7 @@ fn a_stream_belongs_to_its_row() {
 }
 
 #[test]
-fn without_a_seed_it_says_which_it_took() {
+fn a_sampler_without_a_seed_reports_the_one_it_chose() {
     let (mut first, other) = (Sampler::new(None).expect("a system"), Sampler::new(None).expect("a system"));
     assert_ne!(first.seed(), other.seed());
     assert!(first.seed() < 1 << 53, "a float64 holds it");
@@ -63,7 +63,7 @@ fn without_a_seed_it_says_which_it_took() {
 }
 
 #[test]
-fn what_is_no_distribution_is_refused() {
+fn scores_that_are_not_a_distribution_are_errors() {
     for scores in [vec![], vec![OUT; 3], vec![0.0, f32::NAN], vec![0.0, f32::INFINITY]] {
         assert!(sampler(0).sample(0, &scores).is_err(), "{scores:?}");
     }
@@ -71,7 +71,7 @@ fn what_is_no_distribution_is_refused() {
 }
 
 #[test]
-fn the_likeliest_is_the_first_of_equals() {
+fn greedy_chooses_the_first_of_equal_scores() {
     assert_eq!(greedy(&[1.0, 3.0, 3.0, 2.0]), Some(1));
     assert_eq!(greedy(&[-0.0, 0.0]), Some(0));
     assert_eq!(greedy(&[OUT, 0.0]), Some(1));

@@ -91,14 +91,14 @@ fn spelled(tokenizer: &Tokenizer, text: &str, long: &[bool]) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn pieces_are_the_text(text in "[ab €é🙂\\n]{0,12}", long in prop::collection::vec(any::<bool>(), 1..9)) {
+    fn streamed_pieces_join_to_the_text(text in "[ab €é🙂\\n]{0,12}", long in prop::collection::vec(any::<bool>(), 1..9)) {
         let tokenizer = byte_level();
         let ids = spelled(&tokenizer, &text, &long);
         prop_assert_eq!(streamed(&tokenizer, &ids), text);
     }
 
     #[test]
-    fn pieces_are_what_decoding_at_once_gives(characters in prop::collection::vec((0usize..12, 0u32..7), 0..12)) {
+    fn streamed_pieces_equal_decoding_all_ids_together(characters in prop::collection::vec((0usize..12, 0u32..7), 0..12)) {
         // Whole characters, as bytes or as words; incomplete ones are replaced differently as more of their
         // bytes arrive.
         let bytes = ["a", " ", "é", "€", "🙂"];
@@ -138,7 +138,7 @@ proptest! {
 }
 
 #[test]
-fn incomplete_characters_are_held_and_then_replaced() {
+fn incomplete_characters_are_held_back_and_replaced_at_the_end() {
     let tokenizer = byte_level();
     let mut stream = TextStream::new(tokenizer.clone());
     let euro = "€".as_bytes();
@@ -150,7 +150,7 @@ fn incomplete_characters_are_held_and_then_replaced() {
 }
 
 #[test]
-fn ids_without_text_have_none() {
+fn special_and_unknown_ids_give_no_text() {
     let tokenizer = byte_level();
     let special = tokenizer.inner().token_to_id("<end>").unwrap();
     assert_eq!(streamed(&tokenizer, &[special, 97, special, 100_000, 98]), "ab");
@@ -168,7 +168,7 @@ fn text_is_held_back_only_where_a_stop_string_may_begin() {
 }
 
 #[test]
-fn an_empty_stop_string_is_refused() {
+fn an_empty_stop_string_is_an_error() {
     assert!(StopStrings::new(vec!["a".to_owned(), String::new()]).is_err());
     let mut none = StopStrings::default();
     assert_eq!((none.push("text"), none.found()), ("text".to_owned(), false));
@@ -219,7 +219,7 @@ fn a_text_ends_before_a_special_token_that_is_a_stop_string() {
 
 proptest! {
     #[test]
-    fn what_is_hidden_is_searched(
+    fn hidden_text_is_searched_for_stop_strings(
         pieces in prop::collection::vec(("[abé]{0,3}", any::<bool>()), 0..12),
         stops in prop::collection::vec("[abé]{1,4}", 0..3),
     ) {

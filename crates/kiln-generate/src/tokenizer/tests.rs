@@ -38,14 +38,14 @@ fn refused(parts: Value, text: &str, ids: &[u32], why: &str) {
 }
 
 #[test]
-fn a_file_that_breaks_off_is_an_error() {
+fn a_truncated_file_is_an_error() {
     let broken = br#"{"version": "1.0", "decoder": {"#;
     assert!(contained(|| tokenizers::Tokenizer::from_bytes(broken).is_ok()).is_err());
     assert!(Tokenizer::load(broken).unwrap_err().contains("not JSON"));
 }
 
 #[test]
-fn a_character_map_that_points_outside_is_refused() {
+fn a_character_map_that_points_outside_itself_is_an_error() {
     // Texts are the zero byte; a trie has 0, 1 or 256 units.
     let map = |units: &[u32]| {
         let bytes: Vec<u8> =
@@ -67,7 +67,7 @@ fn a_character_map_that_points_outside_is_refused() {
 }
 
 #[test]
-fn a_character_map_that_grows_is_bounded() {
+fn a_character_map_that_grows_text_too_much_is_an_error() {
     let mut units = vec![0_u32; 256];
     units[usize::from(b'a')] = 1 << 8 | u32::from(b'a') | 1 << 10;
     let mut bytes = 1024_u32.to_le_bytes().to_vec();
@@ -84,7 +84,7 @@ fn encoded(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_pattern_that_matches_nothing_is_refused() {
+fn a_pattern_that_matches_empty_text_is_an_error() {
     for pattern in
         [json!({"String": ""}), json!({"Regex": ""}), json!({"Regex": "a*"}), json!({"Regex": "^"})]
     {
@@ -106,12 +106,12 @@ fn a_panic_that_depends_on_the_text_is_an_error() {
 }
 
 #[test]
-fn pieces_of_no_length_are_refused() {
+fn pieces_of_length_zero_are_errors() {
     refused(json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}}), "a", &[], "length 0");
 }
 
 #[test]
-fn a_template_that_names_what_is_missing_is_refused() {
+fn a_template_that_names_missing_parts_is_an_error() {
     let template = |single: Value| {
         let tokens = json!({"b": {"id": "b", "ids": [1], "tokens": ["b"]}});
         json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": tokens})
@@ -132,7 +132,7 @@ fn a_template_that_names_what_is_missing_is_refused() {
 }
 
 #[test]
-fn a_merge_that_gives_no_token_is_refused() {
+fn a_merge_that_gives_no_token_is_an_error() {
     let model = |vocab: Value, prefix: &str, merge: &str| {
         let model =
             json!({"type": "BPE", "vocab": vocab, "merges": [merge], "continuing_subword_prefix": prefix});
@@ -148,13 +148,13 @@ fn a_merge_that_gives_no_token_is_refused() {
 }
 
 #[test]
-fn a_decoder_that_strips_the_end_is_refused() {
+fn a_decoder_that_strips_the_end_is_an_error() {
     let decoder = json!({"type": "Strip", "content": "a", "start": 0, "stop": 2});
     refused(json!({"decoder": decoder}), "a", &[0], "strips the end");
 }
 
 #[test]
-fn a_space_that_belongs_to_two_tokens_is_refused() {
+fn a_space_that_belongs_to_two_tokens_is_an_error() {
     let token = |id: u32, content: &str, lstrip: bool, rstrip: bool| {
         json!({"id": id, "content": content, "lstrip": lstrip, "rstrip": rstrip, "single_word": false,
                "normalized": false, "special": false})
@@ -171,7 +171,7 @@ fn a_space_that_belongs_to_two_tokens_is_refused() {
 }
 
 #[test]
-fn padding_truncation_and_dropout_are_left_out() {
+fn padding_truncation_and_dropout_are_ignored() {
     let padding = json!({"strategy": {"Fixed": 1_000_000}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
                          "pad_type_id": 0, "pad_token": "a"});
     let truncation = json!({"direction": "Right", "max_length": 0, "strategy": "OnlySecond", "stride": 5});
@@ -184,7 +184,7 @@ fn padding_truncation_and_dropout_are_left_out() {
 }
 
 #[test]
-fn growth_is_bounded() {
+fn parts_that_grow_text_too_much_are_errors() {
     let double = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
     let normalizer = |times| json!({"type": "Sequence", "normalizers": vec![double.clone(); times]});
     let plain =
@@ -215,7 +215,7 @@ fn growth_is_bounded() {
 }
 
 #[test]
-fn depth_and_number_are_bounded() {
+fn parts_that_are_too_deep_too_many_or_too_long_are_errors() {
     let mut deep = json!({"type": "Nmt"});
     for _ in 0..9 {
         deep = json!({"type": "Sequence", "normalizers": [deep]});
@@ -229,7 +229,7 @@ fn depth_and_number_are_bounded() {
 }
 
 #[test]
-fn what_the_crate_would_have_to_guess_is_refused() {
+fn parts_of_an_ambiguous_or_missing_type_are_errors() {
     for part in [
         json!({"type": "None"}),
         json!({"pattern": {"String": ""}, "content": "a"}),
@@ -249,7 +249,7 @@ fn what_the_crate_would_have_to_guess_is_refused() {
 
 /// The crate's trie of such a token overflows the stack when it is freed.
 #[test]
-fn a_long_token_of_a_trie_is_refused() {
+fn tokens_that_are_too_long_are_errors() {
     let model = json!({"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["a".repeat(200_000), -1.0]]});
     assert!(load(json!({"model": model})).unwrap_err().contains("200000 bytes"));
     let long = json!({"type": "WordLevel", "unk_token": "?", "vocab": {"a".repeat(200_000): 0, "?": 1}});
@@ -263,7 +263,7 @@ fn a_long_token_of_a_trie_is_refused() {
 }
 
 #[test]
-fn the_demo_is_what_the_crate_makes_of_it() {
+fn the_demo_tokenizer_gives_the_ids_and_text_of_the_crate() {
     let file =
         std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo/tokenizer.json")).unwrap();
     let plain = tokenizers::Tokenizer::from_bytes(&file).unwrap();
@@ -292,7 +292,7 @@ fn small_map() -> String {
 }
 
 #[test]
-fn well_known_tokenizers_are_taken() {
+fn well_known_tokenizers_are_accepted() {
     let bytes: Map<String, Value> =
         (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte + 3))).collect();
     let mut vocab = bytes.clone();

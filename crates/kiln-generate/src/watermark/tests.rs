@@ -65,7 +65,7 @@ fn green_lists_are_those_of_transformers() {
 }
 
 #[test]
-fn tokens_that_select_themselves_are_those_of_transformers() {
+fn green_tokens_with_self_hashing_are_those_of_transformers() {
     #[derive(Deserialize)]
     struct Case {
         vocab: usize,
@@ -199,7 +199,7 @@ fn detections_are_those_of_transformers() {
 
 /// Rows that share a processor, in any order, do not affect each other.
 #[test]
-fn a_row_is_what_it_would_be_alone() {
+fn rows_that_share_a_processor_do_not_affect_each_other() {
     let rows: [Vec<u32>; 3] = [vec![4, 9, 4, 9, 4], vec![9, 4, 9], vec![30, 4, 9, 4]];
     let scores: Vec<f32> = (0..31).map(|token| (token * 7 % 11) as f32).collect();
     let alone = |config: &WatermarkingConfig, ids: &[u32]| {
@@ -220,7 +220,7 @@ fn a_row_is_what_it_would_be_alone() {
 
 /// Tokens that are sampled with a watermark carry it, and other tokens do not.
 #[test]
-fn a_watermark_is_found_where_it_is() {
+fn a_watermark_is_detected_only_in_marked_tokens() {
     let config = SynthIdConfig::new(3, (1..=10).map(|key| key * 977).collect());
     let (processors, detector) =
         (processors(config.clone()), SynthIdDetector::new(&config).expect("possible"));
@@ -248,7 +248,7 @@ fn a_watermark_is_found_where_it_is() {
 }
 
 #[test]
-fn a_damaged_model_is_not_hidden() {
+fn nan_and_removed_scores_are_kept() {
     let apply = |mut scores: Vec<f32>| {
         processors(SynthIdConfig::new(2, vec![1])).apply(&row(&[1, 2], 1), &mut scores).expect("processed");
         scores
@@ -285,7 +285,7 @@ fn settings_are_read_from_json() {
 }
 
 #[test]
-fn impossible_settings_are_refused() {
+fn impossible_settings_are_errors() {
     let green = GreenListConfig::default;
     let config: [(WatermarkingConfig, &str); 9] = [
         (green().greenlist_ratio(0.0).into(), "`greenlist_ratio` is 0, must be above 0 and below 1"),
@@ -305,7 +305,7 @@ fn impossible_settings_are_refused() {
 }
 
 #[test]
-fn text_that_cannot_be_scored_is_refused() {
+fn text_that_cannot_be_scored_is_an_error() {
     let green = WatermarkDetector::new(&GreenListConfig::default(), 97).expect("possible");
     let said = |error: kiln_core::Error| error.to_string();
     assert!(said(green.detect(&[5]).expect_err("short")).contains("shows in 2 tokens or more"));

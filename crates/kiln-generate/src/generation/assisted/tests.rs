@@ -72,7 +72,7 @@ fn run(model: &Hashing, prompts: &[Vec<TokenId>], options: Options, draft: Optio
 }
 
 #[test]
-fn proposals_change_no_token() {
+fn assisted_decoding_gives_the_tokens_of_plain_decoding() {
     let prompts = [PROMPT.to_vec(), vec![7, 7], vec![2, 7, 1, 2, 7]];
     for n in [1, 2, 3, 20] {
         for config in [config(n), config(n).eos_token_id(vec![0, 8]), config(n).repetition_penalty(1.5)] {
@@ -110,7 +110,7 @@ fn proposals_change_no_token() {
 }
 
 #[test]
-fn a_draft_that_is_right_saves_passes() {
+fn a_correct_draft_saves_passes() {
     let (model, assistant) = (Hashing::default(), Hashing::default());
     let config = config(13).num_assistant_tokens(5).assistant_confidence_threshold(0.0);
     let ran = run(&model, &[PROMPT.to_vec()], options(config), Some(draft(&assistant)));
@@ -126,7 +126,7 @@ fn a_draft_that_is_right_saves_passes() {
 }
 
 #[test]
-fn schedules_learn_from_what_was_accepted() {
+fn the_heuristic_schedule_drafts_more_tokens_after_acceptance() {
     let passes = |schedule: &str| {
         let (model, assistant) = (Hashing::default(), Hashing::default());
         let config = config(20)
@@ -141,7 +141,7 @@ fn schedules_learn_from_what_was_accepted() {
 }
 
 #[test]
-fn an_unlikely_token_ends_a_proposal() {
+fn an_unlikely_token_ends_a_draft() {
     let model = Hashing::default();
     let config = config(7).num_assistant_tokens(5).assistant_confidence_threshold(1.0);
     let assistant = Hashing::default();
@@ -154,7 +154,7 @@ fn an_unlikely_token_ends_a_proposal() {
 }
 
 #[test]
-fn prompt_lookup_proposes_what_followed_first() {
+fn prompt_lookup_drafts_what_followed_the_first_match() {
     let propose = |ids: &[TokenId], config: GenerationConfig, most: usize| {
         let settings = config.resolve().unwrap();
         let state =
@@ -179,7 +179,7 @@ fn prompt_lookup_proposes_what_followed_first() {
 }
 
 #[test]
-fn a_looked_up_token_is_drawn_as_without() {
+fn prompt_lookup_does_not_change_sampled_tokens() {
     let sampled = |seed: u64, with: bool| {
         let config = config(30).do_sample(true).temperature(0.6).top_k(3).seed(seed);
         let config = if with { config.prompt_lookup_num_tokens(3) } else { config };
@@ -225,7 +225,7 @@ impl CausalModel for Off {
 }
 
 #[test]
-fn drawn_proposals_keep_the_distribution() {
+fn sampled_drafts_keep_the_distribution_of_the_model() {
     const RUNS: u64 = 4000;
 
     let config = |seed| config(3).do_sample(true).temperature(2.0).top_k(6).seed(seed);
@@ -265,7 +265,7 @@ fn drawn_proposals_keep_the_distribution() {
 }
 
 #[test]
-fn stopping_criteria_are_asked_once_about_each_token() {
+fn stopping_criteria_are_called_once_per_token() {
     let plain = run(&Hashing::default(), &[PROMPT.to_vec()], options(config(9)), None);
     let last = plain.steps[6].tokens[0].unwrap();
     let end = plain.steps.iter().position(|step| step.tokens[0] == Some(last)).unwrap() + 1;
@@ -287,7 +287,7 @@ fn stopping_criteria_are_asked_once_about_each_token() {
 }
 
 #[test]
-fn dropping_it_leaves_what_was_delivered() {
+fn after_a_drop_the_cache_holds_only_delivered_tokens() {
     let (model, assistant) = (Hashing::default(), Hashing::default());
     for taken in 0..8 {
         let mut cache = cache::keeps();
@@ -319,7 +319,7 @@ fn compiled(grammar: &Grammar) -> Matcher {
 const END: TokenId = VOCAB as TokenId - 1;
 
 #[test]
-fn a_grammar_holds_for_proposals() {
+fn drafts_do_not_change_the_tokens_of_a_grammar() {
     let prompts = [PROMPT.to_vec(), vec![7, 7], vec![2, 7, 1, 2, 7]];
     let (mut proposed, mut accepted) = (0, 0);
     for regex in ["[a-i]{1,19}", "(ab|cd|d|e[f-k]){1,9}", "(dbeb){3}"] {
@@ -358,7 +358,7 @@ fn a_grammar_holds_for_proposals() {
 }
 
 #[test]
-fn proposals_are_cut_where_the_grammar_forbids_a_token() {
+fn drafts_end_before_a_token_that_the_grammar_forbids() {
     // Looked up: 1 (b), 4, 1, 5. Only b may follow, then c.
     let model = Hashing::default();
     let options = Options { grammar: Some(letters("bc{9}")), ..options(lookup(3)) };
@@ -371,7 +371,7 @@ fn proposals_are_cut_where_the_grammar_forbids_a_token() {
 }
 
 #[test]
-fn a_grammar_is_as_it_was_after_a_pass_that_was_dropped() {
+fn after_a_drop_with_a_grammar_the_cache_holds_only_delivered_tokens() {
     for taken in 1..8 {
         let (model, assistant) = (Hashing::default(), Hashing::default());
         let mut cache = cache::keeps();
@@ -387,7 +387,7 @@ fn a_grammar_is_as_it_was_after_a_pass_that_was_dropped() {
 }
 
 #[test]
-fn what_goes_together_with_nothing_is_refused() {
+fn impossible_settings_of_assisted_decoding_are_errors() {
     let refused = |config: GenerationConfig, cache: ModelCache, with_draft: bool| {
         let (model, assistant, mut cache) = (Hashing::default(), Hashing::default(), cache);
         let draft = with_draft.then(|| draft(&assistant));

@@ -47,7 +47,7 @@ fn log_probabilities(prompt: &[TokenId], tokens: &[TokenId]) -> Vec<f32> {
 
 /// The logits of a row are those of its own tokens: what belongs to a row went with it.
 #[test]
-fn each_sequence_has_its_own_scores() {
+fn each_sequence_has_the_scores_of_its_own_tokens() {
     let prompts = [PROMPT.to_vec(), vec![7], vec![2, 9, 9]];
     for config in [
         beams(4),
@@ -90,7 +90,7 @@ fn each_sequence_has_its_own_scores() {
 }
 
 #[test]
-fn as_many_beams_as_tokens_find_the_best_sequence() {
+fn a_beam_per_token_finds_the_best_sequence_of_two_tokens() {
     let pairs = (0..VOCAB as TokenId).flat_map(|a| (0..VOCAB as TokenId).map(move |b| vec![a, b]));
     let sum = |tokens: &Vec<TokenId>| log_probabilities(&PROMPT, tokens).iter().sum::<f32>();
     let best = pairs.map(|tokens| sum(&tokens)).fold(f32::NEG_INFINITY, f32::max);
@@ -108,7 +108,7 @@ fn groups_of_one_beam_without_a_penalty_are_greedy() {
 }
 
 #[test]
-fn a_penalty_makes_groups_differ() {
+fn a_diversity_penalty_makes_groups_differ() {
     let firsts = |penalty: f32| {
         let config = beams(5).num_beam_groups(5).diversity_penalty(penalty).max_new_tokens(1);
         let mut firsts: Vec<TokenId> = one(config).iter().map(|group| group.tokens[0]).collect();
@@ -120,7 +120,7 @@ fn a_penalty_makes_groups_differ() {
 }
 
 #[test]
-fn forced_words_occur() {
+fn forced_words_are_in_the_best_sequence() {
     let words = [vec![9, 8], vec![20]];
     let either = ForceWord::AnyOf(vec![vec![13, 14], vec![6]]);
     let config = beams(4).num_return_sequences(1).force_words_ids(
@@ -132,7 +132,7 @@ fn forced_words_occur() {
 }
 
 #[test]
-fn a_search_ends_early_as_asked() {
+fn early_stopping_shortens_a_search() {
     // Tokens that end a row are frequent, and long sequences are favoured.
     let config = |early| {
         let config = beams(3).eos_token_id((0..12).collect::<Vec<TokenId>>()).length_penalty(3.0);
@@ -149,7 +149,7 @@ fn a_search_ends_early_as_asked() {
 }
 
 #[test]
-fn drawn_beams_repeat_with_their_seed() {
+fn sampled_beams_repeat_with_their_seed() {
     let run = |seed: u64| one(beams(4).do_sample(true).temperature(3.0).top_k(0).seed(seed));
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
@@ -157,7 +157,7 @@ fn drawn_beams_repeat_with_their_seed() {
 
 /// Agreed tokens never change, and begin the best sequence.
 #[test]
-fn agreed_tokens_stay() {
+fn agreed_tokens_never_change_and_begin_the_best_sequence() {
     let config = beams(3).eos_token_id(vec![2, 11]).max_new_tokens(12);
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
     let model = Hashing::default();
@@ -175,7 +175,7 @@ fn agreed_tokens_stay() {
 }
 
 #[test]
-fn a_cache_that_goes_on_holds_the_prompts() {
+fn after_a_beam_search_the_cache_holds_the_prompts_or_nothing() {
     let prompts = [PROMPT.to_vec(), vec![7, 7]];
     let model = Hashing::default();
     for (mut cache, held) in [(cache::keeps(), 5), (cache::cannot_truncate(), 0)] {
@@ -193,7 +193,7 @@ fn a_cache_that_goes_on_holds_the_prompts() {
 }
 
 #[test]
-fn impossible_searches_are_refused() {
+fn impossible_searches_are_errors() {
     let config = GenerationConfig::new;
     let word = |tokens: &[TokenId]| ForceWord::Word(tokens.to_vec());
     for (config, name) in [

@@ -54,7 +54,7 @@ fn options(config: GenerationConfig) -> Options {
 }
 
 #[test]
-fn every_step_takes_the_best_candidate() {
+fn every_step_chooses_the_best_candidate() {
     const NEW: usize = 8;
 
     let mut unlike_greedy = 0;
@@ -105,7 +105,7 @@ fn every_step_takes_the_best_candidate() {
 }
 
 #[test]
-fn the_cache_goes_on_as_after_greedy_decoding() {
+fn the_cache_can_be_continued_by_greedy_decoding() {
     let model = Hashing::default();
     for steps in [0, 1, 3] {
         let mut cache = cache::keeps();
@@ -129,7 +129,7 @@ fn the_cache_goes_on_as_after_greedy_decoding() {
 }
 
 #[test]
-fn rows_end_by_themselves() {
+fn each_row_ends_at_its_own_end_token() {
     let model = Hashing::default();
     let all = |config: GenerationConfig| {
         let mut cache = cache::keeps();
@@ -149,7 +149,7 @@ fn rows_end_by_themselves() {
 }
 
 #[test]
-fn a_small_penalty_and_one_candidate_leave_the_likeliest() {
+fn a_tiny_penalty_or_one_candidate_chooses_the_likeliest_token() {
     let model = Hashing::default();
     let mut cache = cache::keeps();
     let penalized = config(1e-6, 5).repetition_penalty(1.7).max_new_tokens(9);
@@ -187,7 +187,7 @@ fn a_token_that_processors_removed_is_never_chosen() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn contrastive_search_with_incompatible_settings_is_an_error() {
     let said = |config: GenerationConfig| config.resolve().unwrap_err().to_string();
     for (other, name) in [
         (config(0.6, 4).do_sample(true), "do_sample"),

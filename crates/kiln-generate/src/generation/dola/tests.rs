@@ -42,7 +42,7 @@ impl CausalModel for Deep {
 }
 
 #[test]
-fn candidates_are_those_of_transformers() {
+fn candidate_layers_are_those_of_transformers() {
     let candidates = |wanted: DolaLayers, layers, tied| wanted.of(&Deep(Hashing::default(), layers, tied));
     let step = |range: std::ops::Range<usize>| Ok(range.step_by(2).collect::<Vec<_>>());
     assert_eq!(candidates(DolaLayers::Low, 12, false), step(0..6));
@@ -63,7 +63,7 @@ fn candidates_are_those_of_transformers() {
 
 /// The result of transformers 4.47 for logits of two earlier layers and the last (`_dola_select_contrast`).
 #[test]
-fn the_layer_that_differs_most_is_taken_away() {
+fn the_layer_that_differs_most_is_subtracted() {
     let last = [1.0, 3.0, 0.0, 2.5];
     let near = [1.0, 2.9, 0.0, 2.4];
     let far = [4.0, 0.0, 1.0, 0.0];
@@ -79,7 +79,7 @@ fn the_layer_that_differs_most_is_taken_away() {
 }
 
 #[test]
-fn a_generation_contrasts_its_layers() {
+fn each_token_has_the_largest_contrast_of_the_layers() {
     let prompts = [vec![3, 1, 4, 1, 5], vec![7]];
     let layers = || DolaLayers::These(vec![0]);
     for (cache, chunk) in [(cache::keeps(), None), (cache::keeps(), Some(2)), (cache::forgets(), None)] {
@@ -105,7 +105,7 @@ fn a_generation_contrasts_its_layers() {
 }
 
 #[test]
-fn layers_are_contrasted_for_greedy_decoding_and_sampling_alone() {
+fn layers_are_contrasted_only_by_greedy_decoding_and_sampling() {
     let dola = || GenerationConfig::new().dola_layers(DolaLayers::High);
     assert!(dola().resolve().is_ok() && dola().do_sample(true).resolve().is_ok());
     let said = dola().num_beams(2).resolve().unwrap_err().to_string();

@@ -57,7 +57,7 @@ fn each_row_is_guided_by_its_own_negative_prompt() {
 
 /// The negative branch of a beam moves with it.
 #[test]
-fn beams_are_guided_by_what_they_continue() {
+fn each_beam_is_guided_by_its_own_negative_prompt() {
     let negative = [vec![9, 9], vec![2, 1, 8], vec![4]];
     let config = GenerationConfig::new().num_beams(4).num_return_sequences(4).max_new_tokens(6);
     let model = Hashing::default();
@@ -79,7 +79,7 @@ fn beams_are_guided_by_what_they_continue() {
 }
 
 #[test]
-fn the_logits_that_are_kept_are_those_of_the_prompt() {
+fn kept_logits_are_unguided_and_kept_scores_are_guided() {
     let config = GenerationConfig::new().max_new_tokens(1);
     let options = Options { keep_logits: true, keep_scores: true, ..options(config, &[vec![9]]) };
     let model = Hashing::default();
@@ -91,7 +91,7 @@ fn the_logits_that_are_kept_are_those_of_the_prompt() {
 }
 
 #[test]
-fn impossible_negative_prompts_are_refused() {
+fn impossible_negative_prompts_are_errors() {
     let refused = |options: Options| {
         let model = Hashing::default();
         generation(&model, cache::keeps(), options).unwrap_err().to_string()

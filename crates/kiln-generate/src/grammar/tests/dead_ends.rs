@@ -15,7 +15,7 @@ fn completes(text: &str) {
 }
 
 #[test]
-fn a_pattern_that_leaves_no_name_is_one_of_its_properties() {
+fn schemas_whose_patterns_match_named_properties_can_be_completed() {
     for text in [
         r#"{"type": "object", "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["score"],
             "patternProperties": {"^score$": {"type": "integer"}}, "additionalProperties": false}"#,
@@ -38,7 +38,7 @@ fn a_pattern_that_leaves_no_name_is_one_of_its_properties() {
 }
 
 #[test]
-fn a_schema_that_comes_to_a_dead_end_is_refused() {
+fn a_schema_that_no_text_can_match_is_an_error() {
     let refused = |text: &str, why: &str| {
         let error = Grammar::json_schema(text).unwrap().compile(&table()).unwrap_err().to_string();
         assert!(error.contains(why) && error.len() < 400, "{error}");
@@ -62,7 +62,7 @@ fn a_schema_that_comes_to_a_dead_end_is_refused() {
 
 /// Custom grammars are rejected if they match nothing at all.
 #[test]
-fn a_grammar_that_matches_nothing_is_refused() {
+fn a_grammar_that_matches_nothing_is_an_error() {
     for (grammar, why) in [
         (Grammar::regex(r"a[^\s\S]"), "regex: no text can match it"),
         (Grammar::lark("start: \"a\" start\n"), "grammar: no text can match it"),

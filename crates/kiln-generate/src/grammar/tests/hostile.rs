@@ -11,7 +11,7 @@ fn error(grammar: Result<Grammar>) -> String {
 }
 
 #[test]
-fn invalid_ones_are_refused_with_their_setting() {
+fn invalid_grammars_are_errors_that_name_the_setting() {
     let json = |text: &str| error(Grammar::json_schema(text));
     let cases = [
         (json("{"), "json_schema: it is not JSON"),
@@ -39,7 +39,7 @@ fn invalid_ones_are_refused_with_their_setting() {
 }
 
 #[test]
-fn keywords_that_are_not_supported_are_named() {
+fn unsupported_schema_keywords_are_errors_that_name_them() {
     let cases = [
         ("uniqueItems", "true"),
         ("not", "{}"),
@@ -75,7 +75,7 @@ fn keywords_that_are_not_supported_are_named() {
 }
 
 #[test]
-fn what_is_too_long_or_too_deep_is_refused() {
+fn grammars_that_are_too_long_or_too_deep_are_errors() {
     let long = " ".repeat(10 << 20);
     for grammar in [Grammar::json_schema(&long), Grammar::regex(&long), Grammar::lark(&long)] {
         assert!(error(grammar).contains("it has 10485760 bytes, at most 65536 are taken"));
@@ -88,7 +88,7 @@ fn what_is_too_long_or_too_deep_is_refused() {
 }
 
 #[test]
-fn references_and_rules_are_followed_to_any_depth() {
+fn long_chains_of_references_and_rules_are_followed() {
     let mut rules = String::from("start: a0\n");
     (0..5000).for_each(|i| rules += &format!("a{i}: a{}\n", i + 1));
     assert!(accepts(lark(&(rules + "a5000: \"x\"\n")), "x"));
@@ -100,7 +100,7 @@ fn references_and_rules_are_followed_to_any_depth() {
 }
 
 #[test]
-fn what_takes_too_much_work_is_refused() {
+fn grammars_that_take_too_much_work_are_errors() {
     let any_of = format!(r#"{{"anyOf": [{}]}}"#, [r#"{"required": ["a"]}"#; 9].join(","));
     let product = format!(r#"{{"allOf": [{}]}}"#, vec![any_of; 8].join(","));
     assert!(error(Grammar::json_schema(&product)).contains("combines too many alternatives"));
@@ -132,7 +132,7 @@ fn what_takes_too_much_work_is_refused() {
 }
 
 #[test]
-fn a_panic_is_an_error() {
+fn a_panic_of_the_grammar_library_is_an_error() {
     let panics = || -> usize { "a panic".parse().unwrap() };
     assert!(limits::within_time(panics).unwrap_err().contains("ParseIntError"));
     let llguidance = sentence::of("panic: index out of bounds\n<backtrace>\n0: main\n</backtrace>");

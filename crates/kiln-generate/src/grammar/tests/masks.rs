@@ -20,7 +20,7 @@ fn rows() -> Vec<Matcher> {
 }
 
 #[test]
-fn masks_are_those_of_the_rows() {
+fn masks_equal_those_that_each_row_computes() {
     let mut alone = rows();
     let mut masks = Masks::new(rows()).unwrap();
     let mut random = random(3);
@@ -44,7 +44,7 @@ fn masks_are_those_of_the_rows() {
 }
 
 #[test]
-fn beams_continue_their_parents() {
+fn masks_follow_the_parents_of_beams() {
     let ids = |text: &str| demo().encode(text, false).unwrap();
     let mut masks = Masks::new(vec![regex("(cat|dog)s{3}"); 2]).unwrap();
     masks.wait().unwrap();
@@ -66,7 +66,7 @@ fn beams_continue_their_parents() {
 }
 
 #[test]
-fn drafts_are_looked_at_and_taken_back() {
+fn drafts_are_checked_without_advancing_the_row() {
     let id = |text: &str| demo().encode(text, false).unwrap()[0];
     let mut masks = Masks::new(vec![regex("[ab]{4}c?")]).unwrap();
     masks.wait().unwrap();
@@ -86,7 +86,7 @@ fn drafts_are_looked_at_and_taken_back() {
 }
 
 #[test]
-fn an_error_stays() {
+fn an_invalid_token_is_a_permanent_error() {
     let mut masks = Masks::new(vec![regex("[ab]{4}")]).unwrap();
     masks.wait().unwrap();
     assert!(masks.wait().unwrap_err().to_string().contains("no masks are being computed"));
@@ -97,7 +97,7 @@ fn an_error_stays() {
 }
 
 #[test]
-fn the_thread_ends_with_its_masks() {
+fn dropping_the_masks_ends_their_thread() {
     let table = Arc::new(TokenTable::new(demo(), 2048, &[EOS]).unwrap());
     let row = Grammar::regex("[ab]*").unwrap().compile(&table).unwrap();
     let masks = Masks::new(vec![row]).unwrap();
@@ -114,7 +114,7 @@ fn the_thread_ends_with_its_masks() {
 }
 
 #[test]
-fn what_takes_too_long_is_given_up() {
+fn masks_that_take_too_long_are_errors_and_end_the_thread() {
     let table = Arc::new(TokenTable::new(demo(), 2048, &[EOS]).unwrap());
     // Each letter doubles as a part of every text before it.
     let mut row = Grammar::lark("start: start start | \"a\"").unwrap().compile(&table).unwrap();

@@ -59,7 +59,7 @@ fn whitespace_can_be_forbidden() {
 }
 
 #[test]
-fn any_object_is_json() {
+fn json_object_accepts_objects_only() {
     let any = Grammar::json_object().compile(&table()).unwrap();
     assert_eq!(any.name(), "json_schema");
     assert!(accepts(any.clone(), "{\"a\": [1, null, {\"b\": \"c\"}]}"));
@@ -67,7 +67,7 @@ fn any_object_is_json() {
 }
 
 #[test]
-fn forced_tokens_are_those_of_the_tokenizer_and_are_allowed_alone() {
+fn forced_tokens_are_those_of_the_tokenizer_and_the_only_allowed_ones() {
     let mut row = regex("The little dog( ran| sat) away\\.");
     let forced = row.forced().unwrap();
     assert!(!forced.is_empty());
@@ -87,7 +87,7 @@ fn forced_tokens_are_those_of_the_tokenizer_and_are_allowed_alone() {
 }
 
 #[test]
-fn long_text_that_must_follow_takes_a_piece_at_a_time() {
+fn long_forced_text_is_given_in_pieces() {
     let long = "once there was a cat ".repeat(200);
     let mut row = regex(&long);
     let (mut said, mut steps) = (Vec::new(), 0);
@@ -104,7 +104,7 @@ fn long_text_that_must_follow_takes_a_piece_at_a_time() {
 }
 
 #[test]
-fn a_text_ends_where_it_is_complete() {
+fn an_end_token_is_allowed_only_after_a_complete_text() {
     let mut row = regex("ab?");
     assert!(!row.may_end().unwrap() && !row.mask().unwrap().allows(EOS));
     row.accept(EOS).unwrap_err();
@@ -127,7 +127,7 @@ fn a_text_ends_where_it_is_complete() {
 }
 
 #[test]
-fn every_token_that_ends_a_text_may_end_it() {
+fn any_end_token_may_end_a_text() {
     let both = Arc::new(TokenTable::new(demo(), 2048, &[EOS, 2]).unwrap());
     let mut row = Grammar::regex("a|aa").unwrap().compile(&both).unwrap();
     row.accept(tokens("a")[0]).unwrap();
@@ -144,7 +144,7 @@ fn every_token_that_ends_a_text_may_end_it() {
 }
 
 #[test]
-fn going_back_is_never_having_gone() {
+fn rewind_restores_earlier_masks() {
     let grammar = r#"{"type": "array", "items": {"enum": ["cat", "dog", 12]}, "minItems": 2}"#;
     let mut random = random(7);
     for _ in 0..20 {
@@ -178,7 +178,7 @@ fn going_back_is_never_having_gone() {
 }
 
 #[test]
-fn clones_go_on_alone() {
+fn clones_advance_independently() {
     let mut one = regex("(cat|dog)s?");
     let mut other = one.clone();
     tokens("cat").iter().for_each(|id| one.accept(*id).unwrap());
@@ -191,7 +191,7 @@ fn clones_go_on_alone() {
 }
 
 #[test]
-fn a_token_that_may_not_follow_changes_nothing() {
+fn a_forbidden_token_is_an_error_and_changes_nothing() {
     let mut row = regex("[0-9]{3}");
     let before = row.peek().unwrap();
     for id in [0, 2, 2047, 5000, TokenId::MAX, tokens("x")[0]] {
@@ -203,7 +203,7 @@ fn a_token_that_may_not_follow_changes_nothing() {
 }
 
 #[test]
-fn special_tokens_follow_where_a_grammar_names_them() {
+fn special_tokens_are_allowed_where_a_grammar_names_them() {
     let mut row = lark("start: \"a\" <pad> \"b\"");
     tokens("a").iter().for_each(|id| row.accept(*id).unwrap());
     assert_eq!(row.mask().unwrap().tokens().collect::<Vec<_>>(), [2]);
@@ -215,7 +215,7 @@ fn special_tokens_follow_where_a_grammar_names_them() {
 }
 
 #[test]
-fn a_mask_removes_scores_and_counts_those_that_are_left() {
+fn a_mask_removes_scores_and_counts_the_remaining_ones() {
     let mut row = regex("[ab]");
     let mask = row.mask().unwrap();
     let (a, b) = (tokens("a")[0] as usize, tokens("b")[0] as usize);

@@ -82,7 +82,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_text_that_ends_is_valid() {
+fn every_complete_text_is_valid_against_its_schema() {
     let cases = cases();
     assert!(cases.len() >= 200);
     let (mut ended, mut endless) = (0, Vec::new());

@@ -92,7 +92,7 @@ fn agrees(name: &str, tokenizer: &Tokenizer, table: &TokenTable, text: &str) {
 }
 
 #[test]
-fn tokens_have_the_bytes_that_are_decoded() {
+fn bytes_of_tokens_agree_with_decoding() {
     for (name, file, texts) in kinds() {
         let tokenizer = loaded(&file);
         let table = TokenTable::new(tokenizer.clone(), 400, &[]).unwrap();
@@ -104,7 +104,7 @@ fn tokens_have_the_bytes_that_are_decoded() {
 }
 
 #[test]
-fn text_that_must_follow_is_split_as_the_tokenizer_splits_it() {
+fn forced_text_is_split_as_by_the_tokenizer() {
     let (_, file, _) = kinds().swap_remove(0);
     let tokenizer = loaded(&file);
     let table = Arc::new(TokenTable::new(tokenizer.clone(), 400, &[2]).unwrap());
@@ -119,7 +119,7 @@ fn text_that_must_follow_is_split_as_the_tokenizer_splits_it() {
 }
 
 #[test]
-fn tokenizers_without_ascii_force_nothing() {
+fn tokenizers_without_ascii_force_no_tokens() {
     for (name, file, _) in kinds().into_iter().skip(1) {
         assert!(!TokenTable::new(loaded(&file), 400, &[]).unwrap().forces(), "{name}");
     }
@@ -151,7 +151,7 @@ fn padding_and_special_tokens_are_not_allowed() {
 }
 
 #[test]
-fn what_has_no_bytes_is_refused() {
+fn unusable_tokenizers_and_end_tokens_are_errors() {
     let ctc = json!({
         "decoder": {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": false},
         "model": {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"},

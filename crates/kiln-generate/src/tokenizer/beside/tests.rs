@@ -50,7 +50,7 @@ fn cut(tokenizer: &Tokenizer) -> (Option<u32>, Option<u32>, String) {
 }
 
 #[test]
-fn tokens_beside_a_tokenizer_are_added_as_transformers_adds_them() {
+fn tokens_of_other_files_are_added_as_by_transformers() {
     let (call, thou) = (|special| token_of("<call>", special), |special| token_of("thou", special));
     let null = Value::Null;
     let both = (Some(95), Some(96));
@@ -193,7 +193,7 @@ fn tokens_beside_a_tokenizer_are_added_as_transformers_adds_them() {
 }
 
 #[test]
-fn what_a_token_takes_of_a_text_is_in_its_flags() {
+fn flags_of_a_token_decide_which_text_it_matches() {
     let flags = |content: &str, flags: &[&str]| {
         let mut token = token_of(content, true);
         flags.iter().for_each(|flag| token[flag] = json!(true));
@@ -209,7 +209,7 @@ fn what_a_token_takes_of_a_text_is_in_its_flags() {
 
 /// A token of `tokenizer.json` becomes special if it has a name, and stays special.
 #[test]
-fn a_token_with_a_name_is_special() {
+fn a_token_that_the_config_names_is_special() {
     let mut known = token_of("thou", false);
     known["id"] = json!(95);
     let file = letters(&[known.clone()]);
@@ -224,7 +224,7 @@ fn a_token_with_a_name_is_special() {
 }
 
 #[test]
-fn special_tokens_can_be_text() {
+fn split_special_tokens_makes_special_tokens_text() {
     let config = json!({
         "split_special_tokens": true,
         "additional_special_tokens": ["<call>"],
@@ -237,7 +237,7 @@ fn special_tokens_can_be_text() {
 }
 
 #[test]
-fn names_are_those_that_templates_see() {
+fn named_special_tokens_are_collected_from_both_files() {
     let config = json!({
         "eos_token": "</s>", "think_token": "<t>", "bos_token": {"content": "<s>"}, "pad_token": null,
         "extra_special_tokens": {"image": "<i>"},
@@ -248,7 +248,7 @@ fn names_are_those_that_templates_see() {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn invalid_token_entries_are_errors_that_name_the_file() {
     let null = Value::Null;
     for (config, map, added, file, why) in [
         (json!([]), &null, &null, "tokenizer_config.json", "is not a JSON object"),

@@ -24,7 +24,7 @@ fn load(file: &Value) -> Arc<Tokenizer> {
 }
 
 #[test]
-fn a_row_that_grows_has_the_tokens_of_the_whole_text() {
+fn a_growing_row_is_translated_like_its_whole_text() {
     for (model, draft) in [(words(), bytes()), (bytes(), words()), (words(), words())] {
         let (model, draft) = (load(&model), load(&draft));
         let ids = model.encode(TEXT, false).unwrap();
@@ -44,7 +44,7 @@ fn a_row_that_grows_has_the_tokens_of_the_whole_text() {
 }
 
 #[test]
-fn proposals_become_tokens_of_the_model() {
+fn drafts_are_translated_to_tokens_of_the_model_with_the_same_text() {
     let (words, bytes) = (load(&words()), load(&bytes()));
     let beginning = "ROMEO:\nBut soft, what light";
     for (model, draft) in [(&words, &bytes), (&bytes, &words)] {
