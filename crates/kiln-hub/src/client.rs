@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_lead_to_addresses() {
+    fn redirects_resolve_to_addresses_that_are_not_less_secure() {
         let from = "https://hub:8/a/b?c";
         assert_eq!(leads(from, "/x?y#z").unwrap(), "https://hub:8/x?y");
         assert_eq!(leads(from, "//cdn/x").unwrap(), "https://cdn/x");
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_hub_itself_sees_the_token() {
+    fn only_addresses_of_the_hub_get_the_token() {
         let hub = Hub::new("https://hub.example/path", "x").unwrap();
         let client = Client::new(&hub).unwrap();
         let is_hub = |url: &str| client.is_hub(&url.parse().unwrap());

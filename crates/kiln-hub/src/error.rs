@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_has_a_sentence_of_its_own() {
+    fn a_full_disk_has_its_own_error_message() {
         let message = |kind: ErrorKind| Error::file(Path::new("/cache/x"), &kind.into()).to_string();
         let full = "the disk of /cache/x is full; use `kiln remove`, or set HF_HOME to another disk";
         assert_eq!(message(ErrorKind::StorageFull), full);

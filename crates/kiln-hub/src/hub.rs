@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_an_address() {
+    fn an_endpoint_must_be_an_http_address() {
         assert_eq!(Hub::new("http://localhost:80/hf/", "x").unwrap().endpoint, "http://localhost:80/hf");
         for endpoint in
             ["", "huggingface.co", "ftp://x", "https://", "https://a b", "file:///etc", "https://x?y"]

@@ -91,12 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_has_no_meaning_in_a_url() {
+    fn encoding_escapes_characters_with_a_meaning_in_urls() {
         assert_eq!(encode("refs/pr 1?#%.é"), "refs%2Fpr%201%3F%23%25.%C3%A9");
     }
 
     #[test]
-    fn the_nearest_name_is_one_that_may_be_meant() {
+    fn a_name_is_suggested_only_if_it_is_similar() {
         let names = ["model-Q4_K_M.gguf", "model-Q8_0.gguf", "README.md"];
         assert_eq!(nearest("model-q8_1.gguf", names), Some("model-Q8_0.gguf"));
         assert_eq!(nearest("something-else.gguf", names), None);

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_is_refused() {
+    fn invalid_names_of_models_are_errors() {
         for text in [
             "",
             "a",

@@ -30,7 +30,7 @@ const QUANTS: [&str; 7] = [
 ];
 
 #[test]
-fn a_folder_is_its_texts_and_weights() {
+fn a_folder_is_chosen_as_its_text_files_and_weights() {
     let files = [
         "config.json",
         "model.safetensors",
@@ -61,7 +61,7 @@ fn a_folder_is_its_texts_and_weights() {
 }
 
 #[test]
-fn a_quant_is_a_word_of_the_name() {
+fn a_quant_selects_a_gguf_file_by_a_word_of_its_name() {
     assert_eq!(of("a/b:q8_0", &QUANTS).unwrap(), gguf(&["m-Q8_0.gguf"]));
     assert_eq!(of("a/b", &QUANTS).unwrap(), gguf(&["m-Q4_K_M.gguf"]));
     assert_eq!(of("a/b:iq4_xs", &QUANTS).unwrap(), gguf(&["m-IQ4_XS.gguf"]));
@@ -81,7 +81,7 @@ fn a_quant_is_a_word_of_the_name() {
 }
 
 #[test]
-fn a_split_file_is_all_its_parts() {
+fn a_split_file_is_chosen_with_all_its_parts() {
     let both = ["Q6_K/m-Q6_K-00002-of-00002.gguf", "Q6_K/m-Q6_K-00001-of-00002.gguf"];
     let parts = gguf(&["Q6_K/m-Q6_K-00001-of-00002.gguf", "Q6_K/m-Q6_K-00002-of-00002.gguf"]);
     assert_eq!(of("a/b:Q6_K", &both).unwrap(), parts);
@@ -93,7 +93,7 @@ fn a_split_file_is_all_its_parts() {
 }
 
 #[test]
-fn an_index_names_files_of_the_repository() {
+fn an_index_may_name_only_safetensors_files_in_the_folder() {
     let index =
         br#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#;
     let named: Vec<String> = shards(index).unwrap().into_iter().collect();
@@ -123,7 +123,7 @@ fn weights_are_listed_by_their_formats() {
 proptest! {
     /// Whatever a hub lists, the chosen files are listed ones, and their paths stay in the model's folder.
     #[test]
-    fn what_is_chosen_is_listed_and_safe(
+    fn chosen_files_are_listed_and_have_safe_names(
         files in prop::collection::vec(
             prop_oneof![
                 "[-_.a-cQ0-9/\\\\:]{0,12}(-Q4_K_M|-Q8_0|-00001-of-0000[0-3]|)[.](gguf|GGUF)",
@@ -151,7 +151,7 @@ proptest! {
 
     /// A text is either refused or names a folder inside the cache.
     #[test]
-    fn a_spec_stays_in_the_cache(text in "[-_.a-b/:@\\\\é]{0,16}|[a-b.]{1,3}/[a-b.]{1,3}[:@.a-b/]{0,9}") {
+    fn a_parsed_spec_names_a_folder_inside_the_cache(text in "[-_.a-b/:@\\\\é]{0,16}|[a-b.]{1,3}/[a-b.]{1,3}[:@.a-b/]{0,9}") {
         if let Ok(spec) = text.parse::<Spec>() {
             prop_assert_eq!(spec.to_string(), text);
             let (org, name) = spec.repo().split_once('/').unwrap();

@@ -19,7 +19,7 @@ fn large() -> Vec<u8> {
 const ONE: &str = "org/name:m.gguf";
 
 #[test]
-fn a_cut_download_goes_on_where_it_was() {
+fn a_cut_download_is_resumed_where_it_stopped() {
     let bytes = large();
     let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], |request, reply| match request.cdn {
         true => Reply { cut: Some(1_200_000), ..reply },
@@ -34,7 +34,7 @@ fn a_cut_download_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_download_is_given_up_and_a_later_one_goes_on() {
+fn an_abandoned_download_is_resumed_by_a_later_one() {
     let bytes = large();
     let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], |request, reply| match request.cdn {
         true => Reply { cut: Some(100_000), ..reply },
@@ -55,7 +55,7 @@ fn a_download_is_given_up_and_a_later_one_goes_on() {
 }
 
 #[test]
-fn a_server_without_ranges_starts_again() {
+fn a_download_from_a_server_without_ranges_starts_over() {
     let bytes = large();
     let calls = AtomicUsize::new(0);
     let whole = bytes.clone();
@@ -72,7 +72,7 @@ fn a_server_without_ranges_starts_again() {
 }
 
 #[test]
-fn a_server_that_starts_again_and_again_is_given_up() {
+fn downloads_without_progress_are_abandoned() {
     let bytes = large();
     let (calls, whole) = (AtomicUsize::new(0), bytes.clone());
     let server =
@@ -90,7 +90,7 @@ fn a_server_that_starts_again_and_again_is_given_up() {
 }
 
 #[test]
-fn what_is_left_of_something_else_is_not_used() {
+fn wrong_partial_and_damaged_files_are_downloaded_again() {
     let (cache, bytes) = (Cache::new(), large());
     let server = Server::new("org/name", &[("m.gguf", &bytes)]);
     let partial = cache.blob(&bytes).with_added_extension("incomplete");
@@ -113,7 +113,7 @@ fn what_is_left_of_something_else_is_not_used() {
 }
 
 #[test]
-fn two_at_once_download_once() {
+fn concurrent_fetches_download_once() {
     let (cache, bytes) = (Cache::new(), large());
     let server = Server::new("org/name", &[("m.gguf", &bytes)]);
     let hub = cache.hub(&server);
@@ -126,7 +126,7 @@ fn two_at_once_download_once() {
 }
 
 #[test]
-fn a_busy_hub_is_asked_again() {
+fn requests_to_a_busy_hub_are_retried() {
     let calls = AtomicUsize::new(0);
     let server = Server::with_faults("org/name", &FOLDER, move |request, reply| {
         // Each request to the hub fails once; requests to redirect targets do not.
@@ -141,7 +141,7 @@ fn a_busy_hub_is_asked_again() {
 }
 
 #[test]
-fn a_hub_may_have_its_files_elsewhere() {
+fn redirects_within_the_hub_keep_the_token() {
     let server = Server::with_faults("org/name", &FOLDER, |request, reply| {
         match request.path.strip_prefix("/org/name/resolve/") {
             // At the redirect target, the server answers with an ETag and a size, as for any small file.
@@ -161,7 +161,7 @@ fn a_hub_may_have_its_files_elsewhere() {
 }
 
 #[test]
-fn a_refusal_says_what_to_do() {
+fn errors_of_the_hub_say_what_to_do() {
     let no = |status: u16, code: &'static str, only_files: bool| {
         let server = Server::with_faults("org/name", &GGUF, move |request, reply| {
             match only_files && request.path.starts_with("/api/") {

@@ -27,7 +27,7 @@ fn lists(listing: impl Into<String>) -> Server {
 }
 
 #[test]
-fn sizes_that_lie_are_found_out() {
+fn wrong_file_sizes_are_errors() {
     for size in ["-1", "9223372036854775808", "1e3", "", "18446744073709551616", "0x10", "2000000000000"] {
         refused(&Cache::new().hub(&says("X-Linked-Size", size)), "org/name", "bytes, which no file has");
     }
@@ -54,7 +54,7 @@ fn sizes_that_lie_are_found_out() {
 }
 
 #[test]
-fn a_body_without_end_is_cut() {
+fn an_endless_body_is_an_error() {
     let server = Server::with_faults("org/name", &ONE, |request, reply| match request.cdn {
         true => Reply { endless: true, ..reply },
         false => reply,
@@ -70,7 +70,7 @@ fn a_body_without_end_is_cut() {
 }
 
 #[test]
-fn what_has_another_checksum_is_not_kept() {
+fn a_file_with_another_checksum_is_not_kept() {
     let sum = "\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"";
     let cache = Cache::new();
     refused(&cache.hub(&says("X-Linked-Etag", sum)), "org/name", "m.gguf does not have the SHA-256");
@@ -80,7 +80,7 @@ fn what_has_another_checksum_is_not_kept() {
 }
 
 #[test]
-fn an_etag_does_not_leave_the_folder() {
+fn an_etag_that_is_not_a_file_name_is_an_error() {
     let long = "x".repeat(129).leak();
     for etag in [
         "",
@@ -108,7 +108,7 @@ fn an_etag_does_not_leave_the_folder() {
 }
 
 #[test]
-fn listed_names_do_not_leave_the_folder() {
+fn listed_names_cannot_escape_the_folder() {
     let list = |names: &[&str]| {
         let siblings: Vec<_> = names.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
         serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string()
@@ -135,7 +135,7 @@ fn listed_names_do_not_leave_the_folder() {
 }
 
 #[test]
-fn an_index_does_not_leave_the_folder() {
+fn an_index_cannot_escape_the_folder() {
     for shard in ["../evil.safetensors", "/no-such-folder/evil.safetensors", "evil.bin", ""] {
         let index = serde_json::json!({ "weight_map": { "a": shard } }).to_string();
         let files: [(&str, &[u8]); 3] = [
@@ -150,7 +150,7 @@ fn an_index_does_not_leave_the_folder() {
 }
 
 #[test]
-fn a_listing_that_is_none_is_refused() {
+fn an_invalid_listing_is_an_error() {
     let deep = "[".repeat(1_000_000);
     for listing in [
         "",
@@ -172,7 +172,7 @@ fn a_listing_that_is_none_is_refused() {
 }
 
 #[test]
-fn redirects_end() {
+fn redirect_loops_and_invalid_redirects_are_errors() {
     let leads = |to: &'static str| {
         move |request: &Request, reply: Reply| match request.path.starts_with("/api/") {
             true => reply,
@@ -189,7 +189,7 @@ fn redirects_end() {
 }
 
 #[test]
-fn a_wrong_part_is_refused() {
+fn a_response_with_the_wrong_range_is_an_error() {
     let server = Server::with_faults("org/name", &ONE, |request, reply| match (request.cdn, request.from) {
         (true, None) => Reply { cut: Some(5), ..reply },
         (true, Some(_)) => reply.replace("Content-Range", "bytes 0-11/12"),
@@ -199,7 +199,7 @@ fn a_wrong_part_is_refused() {
 }
 
 #[test]
-fn what_is_no_http_is_refused() {
+fn a_response_that_is_not_http_is_an_error() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {

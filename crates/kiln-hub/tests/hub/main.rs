@@ -98,7 +98,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_is_fetched_once_and_only_what_is_needed() {
+fn only_needed_files_of_a_folder_are_fetched_and_only_once() {
     let (cache, server) = (Cache::new(), Server::new("org/name", &FOLDER));
     let hub = cache.hub(&server);
     let mut seen = Vec::new();
@@ -132,7 +132,7 @@ fn a_folder_is_fetched_once_and_only_what_is_needed() {
 }
 
 #[test]
-fn the_token_is_sent_to_the_hub_alone() {
+fn the_token_is_sent_only_to_the_hub() {
     let (cache, server) = (Cache::new(), Server::new("org/name", &FOLDER));
     fetch(&cache.hub(&server).token("hf_secret").unwrap(), "org/name").unwrap();
     let (cdn, hub): (Vec<_>, Vec<_>) = server.requests().into_iter().partition(|request| request.cdn);
@@ -141,7 +141,7 @@ fn the_token_is_sent_to_the_hub_alone() {
 }
 
 #[test]
-fn a_quant_or_a_file_is_one_gguf_file_with_all_its_parts() {
+fn a_quant_or_a_file_fetches_one_gguf_file_with_all_its_parts() {
     let (cache, server) = (Cache::new(), Server::new("org/name", &GGUF));
     let hub = cache.hub(&server);
     let read = |text: &str| fs::read(fetch(&hub, text).unwrap()).unwrap();
@@ -155,7 +155,7 @@ fn a_quant_or_a_file_is_one_gguf_file_with_all_its_parts() {
 }
 
 #[test]
-fn an_index_names_the_weights() {
+fn only_weights_that_an_index_names_are_fetched() {
     let index = br#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#;
     let files: [(&str, &[u8]); 5] = [
         ("config.json", b"{}"),
@@ -191,7 +191,7 @@ fn an_index_names_the_weights() {
 }
 
 #[test]
-fn a_commit_is_that_which_was_asked_for() {
+fn a_listing_of_another_commit_is_an_error() {
     let (cache, server) = (Cache::new(), Server::new("org/name", &FOLDER));
     let hub = cache.hub(&server);
     let other = "fedcba9876543210fedcba9876543210fedcba98";
@@ -200,7 +200,7 @@ fn a_commit_is_that_which_was_asked_for() {
 }
 
 #[test]
-fn what_is_empty_is_no_model() {
+fn empty_repositories_and_files_are_errors() {
     let empty: [&[(&str, &[u8])]; 5] = [
         &[],
         &[("README.md", b"")],

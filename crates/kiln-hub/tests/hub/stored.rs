@@ -7,7 +7,7 @@ use super::{COMMIT, Cache, FOLDER, GGUF, fetch, names, server::Server, spec};
 const OTHER: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
 #[test]
-fn a_cache_is_listed() {
+fn models_in_the_cache_are_listed() {
     let cache = Cache::new();
     let nowhere = cache.hub_at("http://localhost");
     assert_eq!(nowhere.list().unwrap(), []);
@@ -55,7 +55,7 @@ fn a_repository_is_removed_and_nothing_else() {
 }
 
 #[test]
-fn a_part_is_removed_alone() {
+fn a_quant_is_removed_without_other_files() {
     let cache = Cache::new();
     let hub = cache.hub(&Server::new("org/name", &GGUF));
     let small = fetch(&hub, "org/name").unwrap();
@@ -74,7 +74,7 @@ fn a_part_is_removed_alone() {
 
 #[cfg(unix)]
 #[test]
-fn blobs_of_another_revision_stay() {
+fn blobs_of_another_revision_are_not_removed() {
     let cache = Cache::new();
     let hub = cache.hub(&Server::new("org/name", &FOLDER));
     let folder = fetch(&hub, "org/name").unwrap();
@@ -98,7 +98,7 @@ fn blobs_of_another_revision_stay() {
 
 #[cfg(unix)]
 #[test]
-fn what_a_link_leads_to_outside_of_the_cache_stays() {
+fn targets_of_links_outside_the_cache_are_not_removed() {
     let cache = Cache::new();
     let hub = cache.hub(&Server::new("org/name", &GGUF));
     let path = fetch(&hub, "org/name").unwrap();
