@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_use_those_before_them() {
+    fn modules_use_only_earlier_modules() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         for (rank, module) in ORDER.iter().enumerate().skip(1) {
             let mut used = BTreeSet::new();

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_no_larger_than_a_tensor_may_be() {
+    fn attention_is_divided_to_fit_the_largest_tensor() {
         // 16 queries over 128 Ki slots: 136 MB.
         assert_eq!(pieces([1, 32, 16, 128], 8, 512, 1 << 30), [None]);
         assert_eq!(pieces([1, 32, 16, 128], 8, 512, 128 << 20), [Some([0..1, 0..7]), Some([0..1, 7..8])]);
@@ -85,7 +85,7 @@ mod tests {
 
     /// Checks that the sum of a head does not depend on the heads computed beside it.
     #[test]
-    fn pieces_come_to_the_bits_of_the_whole() {
+    fn divided_attention_equals_undivided_attention_bit_for_bit() {
         use burn::tensor::DType;
 
         use crate::{

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_handed_over_before_drivers_lose_patience() {
+    fn a_submission_is_full_after_a_limited_amount_of_work() {
         let submission = Submission::default();
         // A product of 512 rows of a prompt in a model with 8 billion parameters.
         let product = 512 * 4096 * 14_336;

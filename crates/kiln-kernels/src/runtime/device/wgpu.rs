@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_without_a_version_is_that_of_the_system() {
+    fn a_driver_without_a_name_is_described_by_the_system() {
         let system = || Some("macOS 15.1 Sequoia".to_owned());
         assert_eq!(driver_of("", "", system), "of macOS 15.1 Sequoia");
         assert_eq!(driver_of("", "", || None), "unknown");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn no_binding_is_counted_in_more_than_32_bits() {
+    fn the_largest_binding_fits_in_32_bits() {
         let limits = wgpu::Limits {
             max_storage_buffer_binding_size: 1 << 34,
             max_buffer_size: 1 << 35,

@@ -61,7 +61,7 @@ mod tests {
     use burn::tensor::f16;
 
     #[test]
-    fn halves_are_widened_exactly() {
+    fn float16_is_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (widened, want) = (super::float_of_half(bits), f16::from_bits(bits).to_f32());
             assert!(

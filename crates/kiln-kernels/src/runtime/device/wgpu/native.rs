@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_the_device_s_own_or_the_system_s() {
+    fn memory_is_own_heaps_if_discrete_and_system_memory_if_integrated() {
         use DeviceClass::{Discrete, Integrated};
 
         // A large heap, a window that the host writes through, and the host's memory.
