@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_config_leaves_out_has_the_default_of_transformers() {
+    fn missing_fields_have_the_defaults_of_transformers() {
         for (model_type, fields, _) in recorded() {
             let usual = outcome(&model_type, &fields).unwrap();
             for name in fields.keys() {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused_by_name() {
+    fn unsupported_fields_are_errors_that_name_them() {
         for (model_type, fields, _) in recorded() {
             let refused = |name: &str, value: Value| {
                 let mut fields = fields.clone();

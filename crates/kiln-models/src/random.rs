@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_those_that_transformers_counts() {
+    fn numbers_of_parameters_are_those_of_transformers() {
         // mamba-130m, whose vocabulary is filled up to 50,280.
         let mamba = "model_type=mamba,num_hidden_layers=24,hidden_size=768,state_size=16,vocab_size=50280";
         assert_eq!(elements(mamba), 129_135_360);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_module_alone_are_those_in_the_model() {
+    fn checkpoints_of_the_base_model_have_the_same_names() {
         let sizes = json!({
             "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
             "vocab_size": 97, "num_key_value_heads": 4,
