@@ -122,7 +122,7 @@ fn wanted(keys: &Buffer, values: &Buffer, query: &[f32], seen: (i32, i32), softc
 }
 
 #[test]
-fn packed_keys_and_values_are_those_of_unpacked_numbers_with_all_instructions() {
+fn attention_over_packed_keys_equals_unpacked_with_all_instructions() {
     let mut random = Random(3);
     let seen: Vec<(i32, i32)> = (0..ROWS as i32).map(|row| (71 + 3 * row, 240 + row)).collect();
     for bits in [1, 2, 3, 4, 8] {

@@ -63,7 +63,7 @@ fn tolerance(x: &[f32], weights: &[f32], arithmetic: Arithmetic) -> f32 {
 }
 
 #[test]
-fn products_are_those_of_unpacked_numbers_with_all_instructions() {
+fn packed_products_equal_unpacked_ones_with_all_instructions() {
     let mut numbers = Numbers(7);
     let columns = SHAPE[1];
     let here: Vec<_> = Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()).collect();
@@ -99,7 +99,7 @@ fn products_are_those_of_unpacked_numbers_with_all_instructions() {
 }
 
 #[test]
-fn words_of_another_length_are_refused() {
+fn words_of_the_wrong_length_are_rejected() {
     let mut y = [0.0; 16];
     let group = Group { vectors: 0..1, words: &[0; 3], y: vec![&mut y] };
     assert!(products_of_groups(&[0.0; 32], 32, Format::Q8_0, Arithmetic::Integers, vec![group]).is_none());
