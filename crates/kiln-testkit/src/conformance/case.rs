@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_prompts_of_mamba_differ_where_the_old_cache_lost_an_input() {
+    fn short_mamba_prompts_are_known_to_differ_with_the_old_cache() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/transformers-4.47.1");
         let folder = Folder::open(&path).unwrap();
         let differs = |prompt: usize, new: usize, use_cache: bool| {
