@@ -40,7 +40,7 @@ fn each_piece_is_done_once() {
 }
 
 #[test]
-fn threads_help() {
+fn all_threads_work_on_a_shared_task() {
     let team = team(2);
     let all = Barrier::new(3);
     team.share(&|| {
@@ -49,7 +49,7 @@ fn threads_help() {
 }
 
 #[test]
-fn threads_help_after_they_slept() {
+fn all_threads_work_after_they_slept() {
     let team = team(2);
     for _ in 0..20 {
         thread::sleep(3 * LINGER);
@@ -62,7 +62,7 @@ fn threads_help_after_they_slept() {
 
 /// In this test no thread ever checks for work.
 #[test]
-fn nobody_waits_for_a_thread_that_has_not_begun() {
+fn ending_a_computation_does_not_wait_for_threads_that_never_joined() {
     let shared = Shared::default();
     let work: Work<'_> = &|| ();
     for _ in 0..3 {
@@ -85,7 +85,7 @@ fn a_thread_joins_a_computation_once() {
 }
 
 #[test]
-fn a_second_computation_is_done_where_it_is() {
+fn a_second_computation_does_not_wait_for_the_first() {
     let team = team(1);
     let (begun, goes_on) = (Barrier::new(2), Barrier::new(2));
     thread::scope(|scope| {
@@ -105,7 +105,7 @@ fn a_second_computation_is_done_where_it_is() {
 }
 
 #[test]
-fn work_within_work_is_done_where_it_is() {
+fn nested_computations_complete() {
     let team = team(2);
     let sums = Mutex::new(Vec::new());
     team.share(&|| {
@@ -116,7 +116,7 @@ fn work_within_work_is_done_where_it_is() {
 }
 
 #[test]
-fn several_share_at_the_same_time() {
+fn threads_may_share_work_concurrently() {
     let team = team(2);
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -130,7 +130,7 @@ fn several_share_at_the_same_time() {
 }
 
 #[test]
-fn panics_reach_the_one_who_shares() {
+fn panics_reach_the_caller() {
     let team = team(1);
     for there in [false, true] {
         let both = Barrier::new(2);
@@ -149,7 +149,7 @@ fn panics_reach_the_one_who_shares() {
 }
 
 #[test]
-fn no_panic_is_left_for_the_next_computation() {
+fn a_panic_does_not_affect_the_next_computation() {
     let team = team(1);
     let both = Barrier::new(2);
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -163,7 +163,7 @@ fn no_panic_is_left_for_the_next_computation() {
 }
 
 #[test]
-fn a_team_ends_whether_it_sleeps_or_not() {
+fn a_team_can_be_dropped_awake_or_asleep() {
     for slept in [Duration::ZERO, 3 * LINGER] {
         let team = team(3);
         assert_eq!(sum(&team, 10), 45);
