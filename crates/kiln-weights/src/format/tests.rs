@@ -47,7 +47,7 @@ fn unpacking_equals_gguf_to_the_bit() {
 }
 
 #[test]
-fn the_recorded_blocks_have_special_scales() {
+fn recorded_blocks_include_nan_and_negative_numbers() {
     for format in Format::in_gguf().filter(|&format| format != Format::Mxfp4) {
         let numbers = floats(&format!("{format}.numbers"));
         assert!(numbers.iter().any(|x| x.is_nan()), "{format}");
@@ -101,7 +101,7 @@ fn sizes_are_those_of_whole_blocks() {
 }
 
 #[test]
-fn numbers_without_a_scale_are_refused_and_nothing_is_written() {
+fn numbers_that_are_not_finite_or_too_large_are_errors_before_writing() {
     for format in Format::ALL.into_iter().filter(|format| format.block() > 1) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut numbers = [0.5; 512];
@@ -130,7 +130,7 @@ fn numbers() -> impl Strategy<Value = Vec<f32>> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_unpacked(bytes in prop::collection::vec(any::<u8>(), 0..1024)) {
+    fn unpacking_any_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..1024)) {
         for format in Format::ALL {
             let blocks = bytes.len() / format.block_bytes();
             unpacked(format, &bytes[..blocks * format.block_bytes()]);
@@ -157,7 +157,7 @@ proptest! {
 
     /// Each number becomes the nearest entry of the table, and the largest number stays unchanged.
     #[test]
-    fn numbers_of_a_table_are_the_nearest(numbers in numbers()) {
+    fn numbers_are_packed_as_the_nearest_entry_of_a_table(numbers in numbers()) {
         for (format, table) in [(Format::Nf4, Table::Nf4), (Format::Fp4, Table::Fp4)] {
             let unpacked = unpacked(format, &packed(format, &numbers));
             for (numbers, unpacked) in numbers.chunks(64).zip(unpacked.chunks(64)) {
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_packed_is_finite(numbers in numbers()) {
+    fn packed_numbers_are_finite_when_unpacked(numbers in numbers()) {
         for format in Format::ALL {
             let unpacked = unpacked(format, &packed(format, &numbers));
             prop_assert!(unpacked.iter().all(|x| x.is_finite()), "{format}");

@@ -60,7 +60,7 @@ fn values_of_each_type_are_read() {
 }
 
 #[test]
-fn values_are_given_as_the_type_that_is_asked_for() {
+fn values_are_converted_to_the_requested_type() {
     let entries = [
         ("small", Value::I8(-3)),
         ("large", Value::U64(u64::MAX)),
@@ -101,7 +101,7 @@ fn tensors_are_found_by_name() {
 }
 
 #[test]
-fn what_was_read_is_written_as_gguf_wrote_it() {
+fn a_file_written_again_has_the_same_bytes() {
     let gguf = read(RECORDED).expect("the recorded file");
     let tensors: Vec<(NewTensor, Vec<u8>)> = gguf
         .tensors()
@@ -115,7 +115,7 @@ fn what_was_read_is_written_as_gguf_wrote_it() {
 }
 
 #[test]
-fn parts_know_their_siblings() {
+fn parts_of_a_split_file_name_all_parts() {
     let names = part_names("a-b-00002-of-00003.gguf").expect("the name of a part");
     assert_eq!(names, ["a-b-00001-of-00003.gguf", "a-b-00002-of-00003.gguf", "a-b-00003-of-00003.gguf"]);
     let others = [
@@ -146,7 +146,7 @@ fn parts_know_their_siblings() {
 }
 
 #[test]
-fn what_cannot_be_in_a_file_is_not_written() {
+fn impossible_tensors_and_incomplete_data_are_errors_when_writing() {
     let refused = |tensors: &[NewTensor]| {
         let writer = GgufWriter::new(Vec::new(), &Metadata::new(), tensors);
         writer.expect_err("an impossible file").to_string()
@@ -242,7 +242,7 @@ fn files() -> impl Strategy<Value = (Metadata, Vec<(NewTensor, Vec<u8>)>)> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read((metadata, tensors) in files()) {
+    fn written_files_are_read_back_unchanged((metadata, tensors) in files()) {
         let bytes = written(&metadata, &tensors);
         let gguf = read(&bytes).expect("what was written");
         prop_assert_eq!(gguf.metadata(), &metadata);

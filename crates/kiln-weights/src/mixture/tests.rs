@@ -62,7 +62,7 @@ fn formats_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn rows_are_whole_blocks_whatever_their_length() {
+fn every_row_length_gets_a_format_of_whole_blocks() {
     let model = Outline {
         blocks: 4,
         attention: (0..4).collect(),
@@ -82,7 +82,7 @@ fn rows_are_whole_blocks_whatever_their_length() {
 }
 
 #[test]
-fn every_name_is_read_in_any_case_and_others_are_refused() {
+fn names_are_read_in_any_case_and_unknown_ones_are_errors() {
     for mixture in Mixture::ALL {
         assert_eq!(Mixture::parse(&mixture.name().to_uppercase()).unwrap(), mixture);
     }

@@ -179,7 +179,7 @@ fn unpacking_equals_the_libraries_to_the_bit() {
 }
 
 #[test]
-fn the_recorded_edges_are_special() {
+fn recorded_edge_cases_include_nan_zero_and_negative_numbers() {
     let file = SafeTensors::deserialize(RECORDED).unwrap();
     for module in modules(&file).iter().filter(|module| module.name.starts_with("edges")) {
         let numbers = module.floats("numbers");
@@ -192,7 +192,7 @@ fn the_recorded_edges_are_special() {
 }
 
 #[test]
-fn any_rows_are_those_of_the_whole() {
+fn unpacking_some_rows_equals_unpacking_all() {
     let file = SafeTensors::deserialize(RECORDED).unwrap();
     for module in modules(&file) {
         let (matrix, codes) = module.read();
@@ -224,7 +224,7 @@ fn gptq<'a>(scales: &'a [f32], zeros: &'a [u32], columns: Option<&'a [i32]>) -> 
 }
 
 #[test]
-fn parts_that_contradict_each_other_are_refused() {
+fn contradictory_parts_are_errors() {
     let says = |result: Result<Quantized, Error>, said: &str| {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, format!("its {said}; get the folder again"));
@@ -270,7 +270,7 @@ fn parts_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn rows_that_there_are_not_are_refused_and_nothing_is_written() {
+fn rows_out_of_range_are_errors_and_nothing_is_written() {
     let matrix = Quantized::llm_int8(2, 4, vec![127.0; 2]).unwrap();
     let mut numbers = [7.0; 4];
     for (rows, codes) in [(0..3, 12), (2..3, 4), (1..2, 3), (0..2, 8)] {

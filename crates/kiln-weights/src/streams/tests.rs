@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn numbers_are_those_of_the_file_in_both_orders() {
+fn arranged_weights_unpack_to_the_numbers_of_the_file() {
     for format in Format::ALL {
         let columns = 512;
         for rows in [1, 16, 37] {
@@ -47,7 +47,7 @@ fn numbers_are_those_of_the_file_in_both_orders() {
 }
 
 #[test]
-fn lengths_that_do_not_belong_together_are_refused() {
+fn mismatched_lengths_are_errors() {
     for format in [Format::Q4_0, Format::Q6K] {
         let bytes = vec![0; format.bytes_of(512).unwrap_or(0)];
         let mut words = vec![0; 4 * format.words(Order::Rows, 1, 512).unwrap_or(0)];

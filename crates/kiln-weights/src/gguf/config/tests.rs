@@ -112,7 +112,7 @@ fn expected(model_type: &str, more: Json) -> Json {
 }
 
 #[test]
-fn llama_mistral_and_mixtral_have_one_name() {
+fn the_llama_architecture_becomes_llama_mistral_or_mixtral() {
     let plain = json!({ "attention_bias": false, "mlp_bias": false });
     assert_eq!(Model::decoder("llama").config(), expected("llama", plain));
 
@@ -142,7 +142,7 @@ fn llama_mistral_and_mixtral_have_one_name() {
 }
 
 #[test]
-fn sizes_may_be_lists_and_heads_of_their_own_size() {
+fn sizes_may_be_lists_and_heads_may_have_their_own_size() {
     let model =
         Model::decoder("llama").list("attention.head_count", &[4, 4]).sizes(&[("attention.key_length", 32)]);
     let config = model.config();
@@ -168,7 +168,7 @@ fn sizes_may_be_lists_and_heads_of_their_own_size() {
 }
 
 #[test]
-fn rotary_positions_are_stretched() {
+fn scaling_of_rotary_positions_is_converted() {
     let scaling = |model: Model| model.config()["rope_scaling"].clone();
     let linear = || Model::decoder("llama").number("rope.scaling.factor", 4.0);
     let expected = json!({ "rope_type": "linear", "factor": 4.0 });
@@ -220,7 +220,7 @@ fn rotary_positions_are_stretched() {
 }
 
 #[test]
-fn a_share_of_each_head_is_rotated() {
+fn partial_rotary_factors_give_back_the_number_of_dimensions() {
     // For each fraction, the model computes the original number of dimensions again.
     for (size, rotated) in (1..=256).flat_map(|size| (1..size).map(move |rotated| (size, rotated))) {
         let model = Model::decoder("phi3")
@@ -242,7 +242,7 @@ fn a_share_of_each_head_is_rotated() {
 const LLAMA_3_1: [f32; 8] = [1.0, 1.0, 1.0, 1.0, 2.69453, 8.0, 8.0, 8.0];
 
 #[test]
-fn llama_3_has_its_factors_in_a_tensor() {
+fn rotary_factors_of_llama_3_are_recognised_in_a_tensor() {
     let llama3 = json!({
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
@@ -291,7 +291,7 @@ fn llama_3_has_its_factors_in_a_tensor() {
 }
 
 #[test]
-fn qwens() {
+fn configs_of_qwen_models_are_converted() {
     assert_eq!(Model::decoder("qwen2").config(), expected("qwen2", json!({})));
     assert_eq!(Model::decoder("qwen3").config(), expected("qwen3", json!({ "attention_bias": false })));
 
@@ -320,7 +320,7 @@ fn qwens() {
 }
 
 #[test]
-fn phi_3_has_long_and_short_factors() {
+fn long_and_short_factors_of_phi_3_are_converted() {
     let plain = json!({ "original_max_position_embeddings": 8192, "sliding_window": null });
     assert_eq!(
         Model::decoder("phi3").sizes(&[("attention.sliding_window", 0)]).config(),
@@ -344,7 +344,7 @@ fn phi_3_has_long_and_short_factors() {
 }
 
 #[test]
-fn gemmas() {
+fn configs_of_gemma_models_are_converted() {
     let both = json!({ "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false });
     assert_eq!(Model::decoder("gemma").config(), expected("gemma", both.clone()));
 
@@ -397,7 +397,7 @@ fn mixers(architecture: &'static str) -> Model {
 }
 
 #[test]
-fn mambas() {
+fn configs_of_mamba_models_are_converted() {
     let mut config = json!({
         "model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1000,
         "tie_word_embeddings": true,
@@ -414,7 +414,7 @@ fn mambas() {
 }
 
 #[test]
-fn jamba_has_blocks_of_several_kinds() {
+fn periods_of_jamba_blocks_are_converted() {
     let model = |heads: &[i32]| {
         let model =
             mixers("jamba").sizes(&[("block_count", 5), ("expert_count", 8), ("expert_used_count", 2)]);
@@ -441,7 +441,7 @@ fn jamba_has_blocks_of_several_kinds() {
 }
 
 #[test]
-fn a_period_describes_the_blocks() {
+fn a_period_is_found_only_if_it_describes_all_blocks() {
     let flags = |text: &str| text.chars().map(|c| c == 'x').collect::<Vec<_>>();
     for (text, expected) in [
         ("..", Some((3, 2))),

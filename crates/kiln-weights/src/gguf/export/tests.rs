@@ -77,7 +77,7 @@ fn configs_are_written_as_the_converter_writes_them() {
 }
 
 #[test]
-fn a_file_is_read_as_the_config_that_it_was_written_from() {
+fn exported_metadata_is_read_back_as_the_same_config() {
     for case in cases() {
         let ConfigMetadata { metadata, factors } = config_metadata(&case["config"]).unwrap();
         let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_value(case["tensors"].clone()).unwrap();
@@ -94,7 +94,7 @@ fn a_file_is_read_as_the_config_that_it_was_written_from() {
 }
 
 #[test]
-fn what_a_file_cannot_say_is_refused() {
+fn configs_that_gguf_cannot_express_are_errors() {
     let of = |model_type: &str| {
         cases()
             .into_iter()
@@ -157,7 +157,7 @@ fn demo() -> TokenizerFiles {
 }
 
 #[test]
-fn a_byte_level_tokenizer_comes_back() {
+fn an_exported_byte_level_tokenizer_is_read_back_unchanged() {
     let files = demo();
     let metadata = tokenizer_metadata(&files, 2050).unwrap();
     let back = tokenizer_json(&metadata).unwrap();
@@ -196,10 +196,10 @@ fn every_pre_tokenizer_is_recognised() {
 
 /// `KILN_TEST_VOCABS` names the folder `models` of llama.cpp, as in the tests of the reader.
 #[test]
-fn vocabularies_of_llama_cpp_come_back() {
+fn exported_vocabularies_of_llama_cpp_are_read_back_unchanged() {
     let Some(folder) = std::env::var_os("KILN_TEST_VOCABS") else {
         println!(
-            "vocabularies_of_llama_cpp_come_back: skipped: set KILN_TEST_VOCABS to the folder `models` of llama.cpp"
+            "exported_vocabularies_of_llama_cpp_are_read_back_unchanged: skipped: set KILN_TEST_VOCABS to the folder `models` of llama.cpp"
         );
         return;
     };
@@ -266,7 +266,7 @@ fn sentencepiece() -> TokenizerFiles {
 }
 
 #[test]
-fn merges_of_sentencepiece_come_back_from_scores() {
+fn merges_of_sentencepiece_are_restored_from_scores() {
     let files = sentencepiece();
     let metadata = tokenizer_metadata(&files, 270).unwrap();
     let back = tokenizer_json(&metadata).unwrap();
@@ -280,7 +280,7 @@ fn merges_of_sentencepiece_come_back_from_scores() {
 }
 
 #[test]
-fn tokenizers_that_llama_cpp_does_not_have_are_refused() {
+fn tokenizers_that_llama_cpp_lacks_are_errors() {
     let refused = |files: &TokenizerFiles, vocab, why: &str| {
         let error = tokenizer_metadata(files, vocab).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

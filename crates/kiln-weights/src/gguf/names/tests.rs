@@ -11,7 +11,7 @@ fn found(model_type: &str, name: &str) -> (String, Option<usize>, Undo) {
 }
 
 #[test]
-fn every_tensor_has_a_name() {
+fn tensors_of_checkpoints_have_gguf_names() {
     let permuted = |heads| Undo::Permuted { heads };
     for (model_type, name, expected, expert, undo) in [
         ("llama", "model.embed_tokens.weight", "token_embd.weight", None, Undo::Nothing),
@@ -156,7 +156,7 @@ fn every_tensor_has_a_name() {
 }
 
 #[test]
-fn other_names_have_none() {
+fn unknown_tensors_have_no_gguf_name() {
     for name in [
         "",
         ".weight",
@@ -203,7 +203,7 @@ fn permuted_rows_are_found_again() {
 }
 
 #[test]
-fn numbers_are_as_they_were() {
+fn conversions_of_elements_are_undone() {
     assert_eq!(Undo::Nothing.number(0.25), 0.25);
     assert_eq!(Undo::PlusOne.number(1.0 + 0.25), 0.25);
     for x in [-3.0_f32, 0.0, 0.75, 2.5] {

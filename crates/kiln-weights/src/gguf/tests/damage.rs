@@ -47,7 +47,7 @@ fn assert_refused(header: Header, why: &str) {
 }
 
 #[test]
-fn files_of_other_kinds_are_refused() {
+fn other_formats_and_versions_are_errors() {
     assert_refused(Header::default().bytes(b"GGML"), "it does not begin with `GGUF`");
     assert_refused(
         Header::default().bytes(b"GGUF").u32(1),
@@ -65,14 +65,14 @@ fn files_of_other_kinds_are_refused() {
 }
 
 #[test]
-fn version_2_is_read() {
+fn gguf_version_2_is_read() {
     let header = Header::default().bytes(b"GGUF").u32(2).u64(0).u64(1).text("a").u32(8).text("b");
     let gguf = read(&header.0).expect("a file of version 2");
     assert_eq!(gguf.metadata().text("a").expect("a string"), Some("b"));
 }
 
 #[test]
-fn impossible_counts_and_lengths_are_refused() {
+fn impossible_counts_and_lengths_are_errors() {
     assert_refused(Header::of(65_537, 0), "it has 65537 tensors; at most 65536 are possible");
     assert_refused(Header::of(u64::MAX, 0), "tensors; at most");
     assert_refused(Header::of(0, 1 << 63), "9223372036854775808 metadata entries; at most");
@@ -101,7 +101,7 @@ fn impossible_counts_and_lengths_are_refused() {
 /// Checks that a file that only claims to be large is refused: sizes are not trusted before their bytes were
 /// read.
 #[test]
-fn a_claimed_length_is_not_believed() {
+fn huge_claimed_lengths_are_errors() {
     let text = Header::of(0, 1).text("a").u32(8).u64(1 << 26).0;
     let array = Header::of(0, 1).text("a").u32(9).u32(8).u64(1 << 23).0;
     for bytes in [text, array] {
@@ -111,7 +111,7 @@ fn a_claimed_length_is_not_believed() {
 }
 
 #[test]
-fn impossible_metadata_is_refused() {
+fn impossible_metadata_is_an_error() {
     assert_refused(Header::of(0, 1).text(""), "a metadata key is empty");
     assert_refused(Header::of(0, 1).u64(2).bytes(&[0xFF, 0xFE]), "a metadata key is not UTF-8");
     assert_refused(Header::of(0, 1).text("a").u32(13), "metadata `a` has the type 13, which does not exist");
@@ -128,7 +128,7 @@ fn impossible_metadata_is_refused() {
 }
 
 #[test]
-fn impossible_tensors_are_refused() {
+fn impossible_tensors_are_errors() {
     let one =
         |dimensions: &[u64], ggml_type, offset| Header::of(1, 0).tensor("a", dimensions, ggml_type, offset);
     assert_refused(one(&[1, 1, 1, 1, 1], 0, 0), "tensor `a` has 5 dimensions; at most 4 are possible");
@@ -165,7 +165,7 @@ fn check(gguf: &Gguf, len: u64) {
 
 proptest! {
     #[test]
-    fn damaged_files_do_no_harm(
+    fn damaged_files_are_errors_or_consistent(
         (metadata, tensors) in files(),
         flips in prop::collection::vec((any::<prop::sample::Index>(), 0..8_u32), 1..4),
         cut in any::<prop::sample::Index>(),
@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm(tensors in 0..3_u64, entries in 0..3_u64, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_errors_or_consistent(tensors in 0..3_u64, entries in 0..3_u64, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(gguf) = read(&Header::of(tensors, entries).bytes(&bytes).0) {
             check(&gguf, 24 + bytes.len() as u64);
         }

@@ -156,7 +156,7 @@ fn words(pre: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_name_says_how_words_are_cut() {
+fn the_name_of_a_pre_tokenizer_decides_how_text_is_split() {
     for (pre, text, expected) in [
         ("default", "a,b 12345", &["a", ",", "b", " ", "123", "45"][..]),
         (
@@ -204,7 +204,7 @@ fn every_byte_level_tokenizer_keeps_the_text() {
 }
 
 #[test]
-fn names_are_unique() {
+fn names_of_pre_tokenizers_are_unique() {
     let mut names: Vec<_> = PRE_TOKENIZERS.iter().flat_map(|one| one.names).collect();
     let all = names.len();
     names.sort();
@@ -213,7 +213,7 @@ fn names_are_unique() {
 }
 
 #[test]
-fn scores_say_what_is_merged_first() {
+fn higher_scores_are_merged_first() {
     let scored = [
         ("▁", -9.0),
         ("a", -9.0),
@@ -236,7 +236,7 @@ fn scores_say_what_is_merged_first() {
 }
 
 #[test]
-fn equal_scores_leave_the_order_of_ids() {
+fn equal_scores_are_merged_in_the_order_of_ids() {
     let scored = ["▁", "a", "b", "c", "bc", "ab"].map(|token| (token, -1000.0));
     assert_eq!(tokens(&tokenizer(&sentencepiece(&scored)), "abc"), ["<s>", "▁", "a", "bc"]);
     // Zeros of both signs are equal.
@@ -245,7 +245,7 @@ fn equal_scores_leave_the_order_of_ids() {
 }
 
 #[test]
-fn a_file_may_have_merges_and_no_prefix() {
+fn merges_may_be_given_without_a_space_prefix() {
     let mut metadata = sentencepiece(&[("▁", 0.0), ("a", 0.0), ("b", 0.0), ("ab", 0.0), ("▁a", 0.0)]);
     metadata.insert("tokenizer.ggml.merges", strings(["▁ a"]));
     metadata.insert("tokenizer.ggml.add_space_prefix", Value::Bool(false));
@@ -255,7 +255,7 @@ fn a_file_may_have_merges_and_no_prefix() {
 }
 
 #[test]
-fn tokens_are_added_around_a_text_where_the_file_says_so() {
+fn bos_and_eos_are_added_as_the_metadata_says() {
     let with = |pre: &str, bos: Option<bool>, eos: Option<bool>| {
         let mut metadata = byte_level(pre);
         for (key, adds) in [("bos", bos), ("eos", eos)] {
@@ -279,7 +279,7 @@ fn tokens_are_added_around_a_text_where_the_file_says_so() {
 }
 
 #[test]
-fn added_tokens_are_those_that_the_file_marks() {
+fn token_types_decide_which_tokens_are_added() {
     let mut metadata = sentencepiece(&[("[PAD259]", 0.0), ("<tool>", 0.0), ("[PAD261]", 0.0), ("rest", 0.0)]);
     let kinds = [2, 3, 3].into_iter().chain([6; 256]).chain([5, 4, 2, 5]).collect();
     metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
@@ -307,7 +307,7 @@ fn added_tokens_are_those_that_the_file_marks() {
 }
 
 #[test]
-fn text_that_the_user_defined_is_found_first() {
+fn user_defined_tokens_are_matched_first() {
     // Like Gemma's runs of spaces. Converters write them as spaces, as in a text before spaces become `▁`.
     let mut metadata = sentencepiece(&[("▁", 0.0), ("a", 0.0), ("▁a", 0.0), ("   ", 0.0), ("\n\n", 0.0)]);
     let kinds = [2, 3, 3].into_iter().chain([6; 256]).chain([1, 1, 1, 4, 4]).collect();
@@ -319,7 +319,7 @@ fn text_that_the_user_defined_is_found_first() {
 }
 
 #[test]
-fn a_tokenizer_that_cannot_be_right_is_refused() {
+fn impossible_tokenizers_are_errors() {
     let with = |key: &str, value: Value| {
         let mut metadata = byte_level("gpt-2");
         metadata.insert(format!("tokenizer.ggml.{key}"), value);
@@ -354,7 +354,7 @@ fn a_tokenizer_that_cannot_be_right_is_refused() {
 }
 
 #[test]
-fn a_chat_has_templates_and_special_tokens() {
+fn chat_templates_and_special_tokens_are_read() {
     let mut metadata = byte_level("gpt-2");
     assert_eq!(tokenizer_config(&metadata).unwrap(), json!({ "bos_token": "</s>", "eos_token": "</s>" }));
     metadata.insert("tokenizer.chat_template", text("{{ plain }}"));

@@ -35,7 +35,7 @@ fn assert_close(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn blocks_have_the_recorded_numbers() {
+fn packed_blocks_unpack_to_the_recorded_numbers() {
     let file = SafeTensors::deserialize(RECORDED).unwrap();
     let mut formats = Vec::new();
     for module in modules(&file) {
@@ -53,7 +53,7 @@ fn blocks_have_the_recorded_numbers() {
 }
 
 #[test]
-fn blocks_of_every_method_have_its_numbers() {
+fn blocks_of_every_method_unpack_to_its_numbers() {
     let mut state = 7u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -137,7 +137,7 @@ fn blocks_of_every_method_have_its_numbers() {
 }
 
 #[test]
-fn what_fits_no_blocks_has_no_format() {
+fn matrices_that_do_not_fit_blocks_have_no_format() {
     let (scales, zeros) = ([1.0; 64], [0; 8]);
     let groups_of_16 = gptq(&scales, &zeros, None).quantized().unwrap();
     assert_eq!(groups_of_16.format(), None);

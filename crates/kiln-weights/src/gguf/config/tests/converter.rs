@@ -78,7 +78,7 @@ fn same(found: &Json, expected: &Json) -> bool {
 }
 
 #[test]
-fn a_config_is_the_one_that_was_converted() {
+fn configs_equal_the_converted_originals() {
     for mut case in cases() {
         let name = case.model_type().to_owned();
         let found = config_json(&case.metadata, &mut case.tensors).unwrap();
@@ -147,7 +147,7 @@ fn every_tensor_is_found_and_none_is_left_over() {
 }
 
 #[test]
-fn every_architecture_is_recorded() {
+fn every_architecture_has_a_recorded_case() {
     let cases = cases();
     for (architecture, _) in ARCHITECTURES {
         let is_it = |case: &Case| case.metadata.text("general.architecture").unwrap() == Some(architecture);

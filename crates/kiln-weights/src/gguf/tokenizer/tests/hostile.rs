@@ -36,7 +36,7 @@ const KEYS: [&str; 12] = [
 
 proptest! {
     #[test]
-    fn no_metadata_makes_it_panic(
+    fn random_metadata_never_panics(
         is_byte_level in any::<bool>(),
         changes in prop::collection::vec((0..12_usize, any_value()), 1..6),
     ) {
