@@ -56,7 +56,7 @@ fn every_architecture_has_cases_that_pass() {
 }
 
 #[test]
-fn tokens_fed_in_chunks_are_those_fed_whole() {
+fn a_prompt_fed_in_chunks_gives_the_logits_of_the_whole() {
     for opened in devices() {
         for name in ARCHITECTURES {
             let model = recorded(name, opened);
@@ -78,7 +78,7 @@ fn tokens_fed_in_chunks_are_those_fed_whole() {
 }
 
 #[test]
-fn blocks_say_what_they_see() {
+fn blocks_have_the_windows_of_their_config() {
     let (all, eight) = (None, Some(8));
     let model = |name| edited(name, |_| {});
     assert_eq!(windows(&model("llama")), [all; 3]);
@@ -124,7 +124,7 @@ fn blocks_say_what_they_see() {
 }
 
 #[test]
-fn old_configs_mean_what_new_ones_do() {
+fn old_configs_mean_the_same_as_new_ones() {
     let remove = |config: &mut Value, keys: &[&str]| {
         keys.iter().for_each(|key| _ = config.as_object_mut().unwrap().remove(*key));
     };
@@ -172,7 +172,7 @@ fn old_configs_mean_what_new_ones_do() {
 }
 
 #[test]
-fn old_names_of_longrope_are_known() {
+fn old_names_of_longrope_mean_longrope() {
     let longrope = |edit: fn(&mut Value)| {
         let model = edited("phi3", |config| {
             config["rope_parameters"] = json!({
@@ -198,7 +198,7 @@ fn old_names_of_longrope_are_known() {
 }
 
 #[test]
-fn configs_that_ask_for_what_is_not_there_are_refused() {
+fn unsupported_configs_are_errors() {
     let list = |names: &[&str]| json!(names);
     let cases: Vec<(&str, &str, Value, &str)> = vec![
         ("mistral", "sliding_window", json!(0), "`sliding_window` is 0"),
@@ -386,7 +386,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_lying_config_is_survived(
+    fn mutated_configs_never_panic(
         name in prop::sample::select(ARCHITECTURES.to_vec()),
         key in prop::sample::select(vec![
             "sliding_window", "layer_types", "max_window_layers", "use_sliding_window", "sliding_window_pattern",

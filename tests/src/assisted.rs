@@ -42,7 +42,7 @@ fn run(
 }
 
 #[test]
-fn the_tokens_are_those_of_the_model_alone() {
+fn assisted_decoding_gives_the_tokens_of_the_model_alone() {
     const TOKENS: usize = 16;
 
     for (device, opened) in devices() {
@@ -115,7 +115,7 @@ fn report() -> Grammar {
 }
 
 #[test]
-fn a_grammar_with_proposals_gives_the_tokens_of_the_grammar_alone() {
+fn a_grammar_with_drafts_gives_the_tokens_of_the_grammar_alone() {
     let mut accepted = 0;
     for (device, model) in demos() {
         let prompts = ["A person of the play: ", "to be, to be, to be, to be, to be,", "ROMEO:"];
@@ -245,7 +245,7 @@ fn a_draft_model_with_another_tokenizer_changes_no_token() {
 }
 
 #[test]
-fn a_draft_model_without_a_common_token_is_refused() {
+fn a_draft_model_without_a_common_token_is_an_error() {
     let (_, demo) = demos().next().unwrap();
     let (_, opened) = devices().next().unwrap();
     let foreign = with_tokenizer(opened, |file| {
@@ -263,7 +263,7 @@ fn a_draft_model_without_a_common_token_is_refused() {
 }
 
 #[test]
-fn what_packs_or_evicts_a_pass_at_a_time_goes_on() {
+fn caches_that_quantize_or_evict_per_pass_work_with_prompt_lookup() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for cache in [
@@ -289,7 +289,7 @@ fn what_packs_or_evicts_a_pass_at_a_time_goes_on() {
 }
 
 #[test]
-fn the_sequence_can_be_continued() {
+fn a_sequence_can_be_continued_with_prompt_lookup() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let mut sequence = Sequence::new(&model, &Plan::dynamic()).unwrap();
@@ -308,7 +308,7 @@ fn the_sequence_can_be_continued() {
 }
 
 #[test]
-fn an_allocation_that_fails_changes_no_token() {
+fn a_failed_allocation_changes_no_token() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let (plain, _) = run(&model, None, &Plan::dynamic(), &prompts()[..2], greedy(24));
@@ -334,7 +334,7 @@ fn an_allocation_that_fails_changes_no_token() {
 }
 
 #[test]
-fn impossible_wishes_are_refused() {
+fn prompt_lookup_with_incompatible_settings_is_an_error() {
     for (_, opened) in devices().take(1) {
         let model = recorded("llama", opened);
         let refused = |config: GenerationConfig, cache: &str| {

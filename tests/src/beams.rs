@@ -50,7 +50,7 @@ fn same(found: &[Vec<Completion>], host: &[Vec<Completion>], what: &str) {
 }
 
 #[test]
-fn beams_of_the_device_are_those_of_the_host() {
+fn beam_search_on_the_device_finds_the_beams_of_the_host() {
     let configs = [
         greedy(9).num_beams(4).num_return_sequences(4),
         greedy(9).num_beams(3).length_penalty(-1.0).eos_token_id(vec![7, 20, 41]),
@@ -91,7 +91,7 @@ fn beams_of_the_device_are_those_of_the_host() {
 /// Windows of 8 slide, and `dynamic` grows during the search. A captured step gives the same result, bit for
 /// bit.
 #[test]
-fn beams_of_the_device_go_on_with_every_cache() {
+fn device_and_host_find_the_same_beams_with_every_cache() {
     for (device, opened) in kiln_testkit::devices::opened() {
         if device == "cpu" {
             continue;
@@ -132,7 +132,7 @@ fn beams_of_the_device_go_on_with_every_cache() {
 
 /// Recurrent states move with their rows: transformers 4.47 did not move them.
 #[test]
-fn beams_of_a_recurrent_model_are_those_of_one_that_computes_everything_again() {
+fn beams_of_a_recurrent_model_are_the_same_without_a_cache() {
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("mamba", opened);
         let found = |plan: Plan| {

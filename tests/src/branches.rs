@@ -44,7 +44,7 @@ fn go_on(
 /// Each branch gives the logits of a text that was fed alone, and the same tokens whether steps are captured
 /// or launched.
 #[test]
-fn branches_say_what_they_say_alone() {
+fn branches_give_the_logits_and_tokens_of_a_text_fed_alone() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         for (cache, offload) in
@@ -87,7 +87,7 @@ fn branches_say_what_they_say_alone() {
 
 /// Rolls back to the start of a branch and beyond it, on the device and moved to the host in between.
 #[test]
-fn a_branch_goes_back_to_where_it_began_and_beyond() {
+fn a_branch_can_be_truncated_to_its_start_and_beyond() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         let feed =
@@ -205,10 +205,10 @@ fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
 
 /// Bytes are counted, claimed, and measured if the device reports its memory usage.
 #[test]
-fn a_prompt_is_held_once() {
+fn branches_hold_their_prompt_in_memory_once() {
     // Runs in a separate process: the allocations of other tests would be counted.
     if !is_alone() {
-        alone("branches::a_prompt_is_held_once", None);
+        alone("branches::branches_hold_their_prompt_in_memory_once", None);
         return;
     }
     const BRANCHES: usize = 8;
@@ -260,7 +260,7 @@ fn a_prompt_is_held_once() {
 
 /// A prefix too short to be shared is copied by the branch that is fed, and the copy is claimed first.
 #[test]
-fn short_prompts_are_copied_and_claimed() {
+fn branches_copy_short_prompts_and_claim_their_memory() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         let budget = model.budget();
@@ -326,7 +326,7 @@ fn in_use(device: &Device) -> Option<u64> {
 
 /// The prompt of any number of beams is stored once. The beams are the same as with a cache that copies it.
 #[test]
-fn beams_hold_their_prompt_once() {
+fn beams_hold_their_prompt_in_memory_once() {
     let tokens = |all: &[Vec<Completion>]| -> Vec<Vec<TokenId>> {
         all.iter().flatten().map(|completion| completion.tokens.clone()).collect()
     };

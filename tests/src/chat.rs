@@ -51,7 +51,7 @@ struct Case {
 }
 
 #[test]
-fn templates_make_what_they_make_in_transformers() {
+fn templates_give_the_text_that_they_give_in_transformers() {
     let recorded: Recorded = read("cases.json");
     let mut templates = BTreeMap::new();
     for case in &recorded.cases {
@@ -131,7 +131,7 @@ fn refused(source: &str) -> String {
 }
 
 #[test]
-fn a_template_may_not_run_for_ever() {
+fn templates_that_run_too_long_are_errors() {
     let loops = "{% for a in range(100000) %}".repeat(3) + &"{% endfor %}".repeat(3);
     // On a busy machine the time limit may be reached first.
     let over = |template: &str| {
@@ -160,7 +160,7 @@ fn a_template_may_not_run_for_ever() {
 }
 
 #[test]
-fn a_template_may_not_make_any_amount_of_text() {
+fn templates_that_make_too_much_text_or_data_are_errors() {
     let raw = "x".repeat(100_000);
     for bomb in [
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -197,7 +197,7 @@ fn a_template_may_not_make_any_amount_of_text() {
 
 /// Templates that would overflow the stack: in the parser, or when a value is printed, compared or dropped.
 #[test]
-fn a_template_may_not_be_or_build_anything_too_deep() {
+fn templates_and_values_that_are_too_deep_are_errors() {
     for (open, close) in [
         ("(", ")"),
         ("[", "]"),
@@ -292,7 +292,7 @@ fn a_template_sees_nothing_but_its_variables() {
 
 /// No text of a template may reach the engine with another meaning, which the limits would not count.
 #[test]
-fn a_template_cannot_reach_past_what_counts() {
+fn templates_that_the_limits_cannot_count_are_errors() {
     for source in [
         "{{ range (3) (1) }}",
         "{{ 'a' 1 }}",
@@ -312,7 +312,7 @@ fn a_template_cannot_reach_past_what_counts() {
 }
 
 #[test]
-fn what_a_template_refuses_is_said_in_its_words() {
+fn errors_of_templates_have_their_own_words_and_line() {
     assert_eq!(refused("{{ raise_exception('roles must alternate') }}"), "roles must alternate (line 1)");
     assert!(refused("a\n\n{{ messages | nothing }}").ends_with("(line 3)"));
     assert!(refused("{% for x in [1] %}").contains("end"));
@@ -441,7 +441,7 @@ fn says(chat: &mut Chat, text: &str, n: usize) -> (String, kiln::Reuse) {
 }
 
 #[test]
-fn every_turn_feeds_only_what_is_new() {
+fn every_turn_feeds_only_new_tokens() {
     let model = demo();
     let template = model.chat_templates().choose(false).unwrap();
     let questions = ["What news from Rome?", "Who told you so?", "And when was that, my lord?"];
@@ -491,7 +491,7 @@ fn a_conversation_begins_with_one_special_token() {
 }
 
 #[test]
-fn an_answer_that_is_given_up_is_kept_as_far_as_it_came() {
+fn a_dropped_answer_is_stored_as_far_as_it_was_read() {
     let model = demo();
     let template = model.chat_templates().choose(false).unwrap();
     let mut chat = Chat::new(&model, template, &Plan::dynamic()).unwrap();
@@ -513,7 +513,7 @@ fn an_answer_that_is_given_up_is_kept_as_far_as_it_came() {
 }
 
 #[test]
-fn an_answer_ends_where_the_template_ends_it() {
+fn an_answer_ends_at_the_end_marker_of_its_template() {
     let model = demo();
     let said = |source: &str| {
         let template = ChatTemplate::new(source).unwrap();

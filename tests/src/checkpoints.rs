@@ -102,7 +102,7 @@ pub(crate) fn shard(folder: &Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn shards_load_as_one_file_does() {
+fn shards_give_the_logits_of_one_file() {
     let folder = copy();
     let want = logits(&load(folder.path()).unwrap());
     let mut map = shard(folder.path());
@@ -156,7 +156,7 @@ fn half_precision_files_load() {
 }
 
 #[test]
-fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
+fn matrices_stay_in_bfloat16_if_shaders_can_read_them() {
     let is_wgpu = |opened: &&Opened| matches!(opened.info.name, DeviceName::Wgpu(_));
     for opened in kiln_testkit::devices::opened().iter().map(|(_, opened)| opened).filter(is_wgpu) {
         for name in ["llama", "llama_tied", "gemma2", "gemma3_text", "qwen2", "qwen2_moe", "phi3"] {
@@ -186,7 +186,7 @@ fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
 }
 
 #[test]
-fn what_float16_cannot_hold_is_reported() {
+fn weights_beyond_float16_are_errors_that_name_the_tensor() {
     let folder = copy();
     edit_tensors(folder.path(), |tensors| {
         let (_, _, data) = tensors.get_mut("model.norm.weight").unwrap();
@@ -236,7 +236,7 @@ fn names_and_shapes_must_fit_the_config() {
 }
 
 #[test]
-fn impossible_configs_are_refused() {
+fn impossible_configs_are_errors() {
     let cases: [(&str, Value, &str); 18] = [
         ("model_type", json!("gpt9"), "known: llama"),
         ("model_type", Value::Null, "`model_type` is missing"),
@@ -290,7 +290,7 @@ fn the_old_and_the_new_name_of_a_rope_type_may_stand_together() {
 }
 
 #[test]
-fn files_that_are_not_there_or_not_whole_are_named() {
+fn missing_and_truncated_files_are_errors_that_name_them() {
     for (file, expected) in [("config.json", "no config.json"), ("model.safetensors", "no model.safetensors")]
     {
         let folder = copy();
@@ -317,7 +317,7 @@ fn files_that_are_not_there_or_not_whole_are_named() {
 }
 
 #[test]
-fn a_header_of_too_many_tensors_is_refused() {
+fn a_header_of_too_many_tensors_is_an_error() {
     let folder = copy();
     let header: serde_json::Map<_, _> = (0..300_000)
         .map(|i| (format!("t{i}"), json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})))
@@ -351,7 +351,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_flipped_bit_in_a_header_is_survived(at in 0usize..4000, bit in 0u8..8) {
+    fn a_flipped_bit_in_a_file_never_panics(at in 0usize..4000, bit in 0u8..8) {
         let folder = copy();
         let path = folder.path().join("model.safetensors");
         let mut bytes = fs::read(&path).unwrap();
@@ -362,7 +362,7 @@ proptest! {
     }
 
     #[test]
-    fn a_truncated_file_is_survived(share in 0.0f64..1.0) {
+    fn a_truncated_file_is_an_error(share in 0.0f64..1.0) {
         let folder = copy();
         let path = folder.path().join("model.safetensors");
         let bytes = fs::read(&path).unwrap();
@@ -371,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn a_lying_header_is_survived(
+    fn a_random_header_is_an_error(
         name in "[a-z.]{0,20}",
         shape in prop::collection::vec(any::<u64>(), 0..5),
         start in any::<u64>(),
@@ -389,7 +389,7 @@ proptest! {
     }
 
     #[test]
-    fn a_lying_config_is_survived(
+    fn mutated_configs_never_panic(
         key in prop::sample::select(vec![
             "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
             "intermediate_size", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters",

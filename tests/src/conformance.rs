@@ -166,7 +166,7 @@ fn every_case_passes_or_is_not_implemented_yet() {
 }
 
 #[test]
-fn every_exact_cache_gives_what_dynamic_gives() {
+fn exact_caches_pass_the_cases_of_dynamic() {
     for (_, device) in kiln_testkit::devices::opened() {
         for cache in ["static", "static:len=64", "sink:window=100,sinks=4"] {
             let cache = Some(Plan::named(cache).unwrap());
@@ -188,7 +188,7 @@ fn every_exact_cache_gives_what_dynamic_gives() {
 }
 
 #[test]
-fn forced_kernels_conform_too() {
+fn cases_pass_with_other_choices_of_kernels() {
     for (name, device) in kiln_testkit::devices::opened() {
         let choices: &[Choice] = match name.as_str() {
             "cpu" => &[Choice::Reference],
@@ -214,7 +214,7 @@ fn forced_kernels_conform_too() {
 
 /// Of each block, no expert stays on the device, or one, or all.
 #[test]
-fn experts_in_host_memory_give_what_others_give() {
+fn cases_pass_with_experts_in_host_memory() {
     for (name, device) in kiln_testkit::devices::opened() {
         for resident in [0, 1, 100] {
             let setup = Setup { resident_experts: Some(resident), ..Setup::on(device) };
@@ -227,7 +227,7 @@ fn experts_in_host_memory_give_what_others_give() {
 }
 
 #[test]
-fn a_wrong_model_fails() {
+fn the_cases_of_another_model_fail() {
     // A runner that cannot fail proves nothing: the cases of one model are run on the weights of another.
     let folder = tempfile::tempdir().unwrap();
     let from = fixtures("5.23.0");
@@ -250,7 +250,7 @@ fn a_wrong_model_fails() {
 
 /// Rows are permuted in every cache, on the device and on the host, and also in a cache that retains nothing.
 #[test]
-fn beams_are_the_same_with_every_cache() {
+fn beam_search_cases_pass_with_other_caches() {
     for (_, device) in kiln_testkit::devices::opened() {
         for (cache, offload) in [
             ("static", None),

@@ -93,9 +93,9 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
 /// CUDA abandons a recording, along with the data that it was to write, if another thread allocates in the
 /// meantime. The software device does so on request; other devices only record.
 #[test]
-fn a_recording_that_is_given_up_changes_no_token() {
+fn an_aborted_recording_changes_no_token() {
     if !is_alone() {
-        let name = "decoding::a_recording_that_is_given_up_changes_no_token";
+        let name = "decoding::an_aborted_recording_changes_no_token";
         return devices()
             .for_each(|(device, _)| alone_with(name, Some(device), &[("SOFTCUDA_FAIL_CAPTURE", "1")]));
     }
@@ -132,7 +132,7 @@ fn a_recording_that_is_given_up_changes_no_token() {
 }
 
 #[test]
-fn no_strategy_gives_other_tokens_when_it_is_captured() {
+fn every_strategy_gives_the_same_tokens_with_captured_steps() {
     for (device, opened) in devices() {
         let mut tested = Vec::new();
         for name in ["llama", "mistral"] {
@@ -154,7 +154,7 @@ fn no_strategy_gives_other_tokens_when_it_is_captured() {
 }
 
 #[test]
-fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
+fn a_static_cache_that_is_too_small_is_an_error_before_it_is_filled() {
     for (_, opened) in devices() {
         let model = recorded("llama", opened);
         let mut cache = model.cache(&Plan::named("static:len=10").unwrap()).unwrap();
@@ -181,7 +181,7 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
 
 /// A speculatively launched step is still running when the generation is dropped.
 #[test]
-fn a_generation_that_is_given_up_leaves_the_device_usable() {
+fn a_dropped_generation_leaves_the_device_usable() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let whole = run(&model, "static", &[vec![1, 2, 3]], &wanted(12, false), None);
@@ -204,7 +204,7 @@ fn a_generation_that_is_given_up_leaves_the_device_usable() {
 }
 
 #[test]
-fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
+fn a_sink_cache_generates_beyond_the_positions_in_constant_memory() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let positions = model.sizes().positions;
@@ -227,7 +227,7 @@ fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
 
 /// A pass that one layer would refuse is refused before any layer has stored a token.
 #[test]
-fn a_batch_that_a_layer_refuses_reaches_no_layer() {
+fn a_batch_that_one_layer_rejects_is_stored_in_no_layer() {
     for (device, opened) in kiln_testkit::devices::opened() {
         // Layers with a window, which accept padded rows, come before those with sinks.
         let model = recorded("gemma2", opened);

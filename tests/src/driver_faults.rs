@@ -52,7 +52,11 @@ fn packed(folder: &Path, mixture: Mixture) -> PathBuf {
 /// `left_out`.
 fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "driver_faults::a_model_is_loaded", "--nocapture"]);
+    child.args([
+        "--exact",
+        "driver_faults::a_child_process_loads_a_model_with_a_planted_fault",
+        "--nocapture",
+    ]);
     child.env("XDG_CACHE_HOME", home).env("HOME", home).env("KILN_TEST_DEVICES", "wgpu");
     child.env(FAULT, fault).env(MODEL, model).env(LEFT_OUT, left_out);
     child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -102,7 +106,7 @@ fn tokens(model: &Model) -> Vec<Vec<Option<u32>>> {
 /// The test that child processes run: the model gives the tokens of the CPU, without the kernels reported as
 /// faulty.
 #[test]
-fn a_model_is_loaded() {
+fn a_child_process_loads_a_model_with_a_planted_fault() {
     let Ok(fault) = std::env::var(FAULT) else { return };
     if fault.starts_with("hang") {
         // Interrupts like Ctrl-C on the command line; here, the end of the input triggers it.
@@ -144,7 +148,7 @@ fn a_model_is_loaded() {
 
 /// A comparison of the whole model detects a fault, and trials find the faulty kernel.
 #[test]
-fn what_makes_a_model_wrong_is_found_without_a_case_of_it() {
+fn a_fault_without_a_test_case_is_found_by_comparing_the_model() {
     if !is_tested() {
         return;
     }
@@ -178,7 +182,7 @@ fn models_of_every_architecture_agree_with_the_cpu() {
 }
 
 #[test]
-fn a_wrong_format_is_found_and_not_used() {
+fn kernels_that_are_wrong_for_a_format_are_not_used_with_it() {
     if !is_tested() {
         return;
     }
@@ -189,7 +193,7 @@ fn a_wrong_format_is_found_and_not_used() {
 }
 
 #[test]
-fn subnormal_scales_that_are_taken_for_0_are_found() {
+fn kernels_that_flush_subnormal_scales_are_found_and_not_used() {
     if !is_tested() {
         return;
     }
@@ -199,7 +203,7 @@ fn subnormal_scales_that_are_taken_for_0_are_found() {
 
 /// Subnormal scales are unpacked with integers on a device that is found, when opened, to flush them to 0.
 #[test]
-fn subnormal_scales_count_on_a_device_that_takes_them_for_0() {
+fn subnormal_scales_are_right_on_a_device_that_flushes_them() {
     if !is_tested() {
         return;
     }
@@ -208,7 +212,7 @@ fn subnormal_scales_count_on_a_device_that_takes_them_for_0() {
 }
 
 #[test]
-fn a_kernel_that_crashes_is_not_launched_again_and_a_device_of_many_is_not_used() {
+fn a_crashed_kernel_is_not_launched_again_nor_any_after_three_crashes() {
     if !is_tested() {
         return;
     }
@@ -264,7 +268,7 @@ fn a_kernel_that_hangs_is_not_launched_again() {
 }
 
 #[test]
-fn a_kernel_that_a_person_did_not_wait_for_is_launched_again() {
+fn a_kernel_that_was_interrupted_early_is_launched_again() {
     if !is_tested() {
         return;
     }
@@ -274,7 +278,7 @@ fn a_kernel_that_a_person_did_not_wait_for_is_launched_again() {
 }
 
 #[test]
-fn a_device_that_is_lost_is_opened_again_without_the_kernel() {
+fn a_lost_device_is_opened_again_without_the_faulty_kernel() {
     if !is_tested() {
         return;
     }

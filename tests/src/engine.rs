@@ -64,7 +64,7 @@ fn chosen(steps: impl IntoIterator<Item = kiln::Step>) -> Chosen {
 }
 
 #[test]
-fn requests_give_the_bits_that_they_give_alone() {
+fn requests_in_an_engine_equal_those_alone_bit_for_bit() {
     for (place, (device, opened)) in kiln_testkit::devices::opened().iter().enumerate() {
         for name in ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 }) {
             let model = recorded(name, opened);
@@ -109,7 +109,7 @@ fn requests_give_the_bits_that_they_give_alone() {
 }
 
 #[test]
-fn texts_end_as_they_do_alone() {
+fn texts_in_an_engine_equal_those_alone_with_their_stop_reasons() {
     for (device, model) in demos() {
         let date = || Grammar::regex("[0-9]{4}-[0-9]{2}").unwrap();
         let draw = |prompt: &str| model.generate(prompt).max_new_tokens(24).temperature(1.2).seed(5);
@@ -148,7 +148,7 @@ fn texts_end_as_they_do_alone() {
 
 /// Memory runs out at any allocation: no token changes, and no request fails that others can make room for.
 #[test]
-fn memory_that_runs_out_changes_no_token() {
+fn a_failed_allocation_changes_no_token() {
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("llama", opened);
         let plans = ["dynamic", "sink:window=6,sinks=2", "static:len=60", "quantized:nbits=4", "offloaded"];
@@ -203,7 +203,7 @@ fn requests_wait_for_memory_that_others_hold() {
 }
 
 #[test]
-fn requests_that_are_cancelled_hold_no_memory() {
+fn cancelled_requests_release_their_memory() {
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("llama", opened);
         let used = model.budget().used();

@@ -116,11 +116,11 @@ impl Subscriber for Read {
 }
 
 #[test]
-fn decode_reads_the_weights_of_chosen_experts_alone() {
+fn decode_reads_only_the_weights_of_chosen_experts() {
     // Runs in a separate process: threads without a subscriber would disable the events that this one listens
     // to.
     if !is_alone() {
-        alone("experts::decode_reads_the_weights_of_chosen_experts_alone", None);
+        alone("experts::decode_reads_only_the_weights_of_chosen_experts", None);
         return;
     }
     let Mixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
@@ -154,7 +154,7 @@ fn in_host_memory(resident: usize, opened: &Opened) -> Model {
 }
 
 #[test]
-fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
+fn experts_in_host_memory_are_copied_when_tokens_need_them() {
     let Mixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
     let expert = (3 * hidden * intermediate * 4) as u64;
     let of_step = (layers * chosen) as u64;
@@ -190,7 +190,7 @@ fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
 }
 
 #[test]
-fn captured_steps_are_not_tried_with_experts_in_host_memory() {
+fn steps_are_not_captured_with_experts_in_host_memory() {
     for (device, opened) in devices() {
         let model = in_host_memory(2, opened);
         let whole = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
@@ -205,7 +205,7 @@ fn captured_steps_are_not_tried_with_experts_in_host_memory() {
 }
 
 #[test]
-fn experts_in_host_memory_are_not_counted_to_the_device() {
+fn experts_in_host_memory_are_not_counted_as_device_memory() {
     for (device, opened) in devices().filter(|(device, _)| *device != "cpu") {
         let sizes = Mixtral { layers: 4, hidden: 512, intermediate: 512, experts: 32, ..SIZES };
         let load = |resident: Option<usize>| {
@@ -224,7 +224,7 @@ fn experts_in_host_memory_are_not_counted_to_the_device() {
 }
 
 #[test]
-fn a_model_without_experts_has_none_to_keep_in_host_memory() {
+fn offloading_experts_of_a_model_without_experts_is_an_error() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(TINY.config()), opened).offload_experts(0);
         let error = model.load().unwrap_err().to_string();
@@ -234,7 +234,7 @@ fn a_model_without_experts_has_none_to_keep_in_host_memory() {
 
 /// Weights of experts that receive no token are NaN. They must not enter any product.
 #[test]
-fn other_experts_change_nothing() {
+fn weights_of_unchosen_experts_do_not_affect_results() {
     let (experts, output, input, chosen) = (6, 80, 36, 3);
     let shape = [experts * output, input];
     let number = |i: usize| if i / (output * input) == chosen { (i % 7) as f32 - 3.0 } else { f32::NAN };

@@ -178,7 +178,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
 }
 
 #[test]
-fn every_architecture_is_what_it_is_as_a_folder() {
+fn gguf_files_give_the_logits_of_their_folders() {
     for case in cases() {
         let files = tempfile::tempdir().unwrap();
         let (path, folder) = (case.gguf(&files, Format::F32), case.folder(Format::F32));
@@ -198,7 +198,7 @@ fn every_architecture_is_what_it_is_as_a_folder() {
 }
 
 #[test]
-fn packed_numbers_are_those_that_they_unpack_to() {
+fn packed_weights_give_the_logits_of_unpacked_ones() {
     let case = cases().into_iter().find(|case| case.model_type() == "qwen2").unwrap();
     for format in [Format::F16, Format::Bf16, Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Iq4Nl] {
         let files = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn packed_numbers_are_those_that_they_unpack_to() {
 }
 
 #[test]
-fn parts_are_found_by_the_name_of_any_of_them() {
+fn a_split_file_is_loaded_by_the_name_of_any_part() {
     let case = cases().into_iter().find(|case| case.model_type() == "llama").unwrap();
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let files = tempfile::tempdir().unwrap();
@@ -258,7 +258,7 @@ fn parts_are_found_by_the_name_of_any_of_them() {
 }
 
 #[test]
-fn files_that_are_not_what_their_metadata_says_are_refused() {
+fn files_that_contradict_their_metadata_are_errors() {
     let case = cases().into_iter().find(|case| case.model_type() == "llama").unwrap();
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let files = tempfile::tempdir().unwrap();

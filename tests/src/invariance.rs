@@ -91,7 +91,7 @@ fn rows_fail(model: &Model, plan: &Plan) -> Option<String> {
 }
 
 #[test]
-fn tokens_in_one_pass_are_what_they_are_one_by_one() {
+fn logits_do_not_depend_on_how_16_tokens_are_divided_into_passes() {
     let mut failures = Vec::new();
     for (device, opened) in devices() {
         for (name, model, plans) in subjects(opened) {
@@ -107,7 +107,7 @@ fn tokens_in_one_pass_are_what_they_are_one_by_one() {
 /// Which keys a query sees in quantized form depends on the first token that was fed with it. Tokens in the
 /// same block see the same.
 #[test]
-fn tokens_of_one_block_are_what_they_are_one_by_one_in_a_quantized_cache() {
+fn logits_of_a_quantized_cache_do_not_depend_on_passes_within_a_block() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for settings in ["k=8,v=8", "k=2,v=4", "nbits=8,format=hqq,axis_key=1,axis_value=1"] {
@@ -119,7 +119,7 @@ fn tokens_of_one_block_are_what_they_are_one_by_one_in_a_quantized_cache() {
 }
 
 #[test]
-fn rows_of_a_batch_are_what_they_are_alone() {
+fn logits_do_not_depend_on_other_rows_of_the_batch() {
     let mut failures = Vec::new();
     for (device, opened) in devices() {
         for (name, model, plans) in subjects(opened) {
@@ -133,7 +133,7 @@ fn rows_of_a_batch_are_what_they_are_alone() {
 }
 
 #[test]
-fn every_implementation_is_invariant() {
+fn logits_of_every_implementation_do_not_depend_on_passes_and_rows() {
     let mut failures = Vec::new();
     for (device, opened) in devices() {
         let choices: &[Choice] = match device {

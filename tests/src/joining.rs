@@ -83,7 +83,7 @@ impl Joined<'_> {
 }
 
 #[test]
-fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
+fn rows_that_joined_and_left_equal_rows_alone_bit_for_bit() {
     for (place, (device, opened)) in devices().enumerate() {
         for name in ["llama", "mamba", "whisper", "mistral"].into_iter().take(if place == 0 { 4 } else { 3 })
         {
@@ -187,7 +187,7 @@ fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
 
 /// A device whose buffers are too small for all rows: they keep buffers of their own, until fewer are left.
 #[test]
-fn rows_share_no_buffer_that_the_device_lacks() {
+fn rows_share_no_buffer_larger_than_the_device_allows() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let plan = Plan::dynamic();
@@ -214,7 +214,7 @@ fn rows_share_no_buffer_that_the_device_lacks() {
 
 /// Steps in which the device chooses tokens, recorded if the device can.
 #[test]
-fn generations_of_rows_that_joined_give_the_tokens_of_each() {
+fn joined_rows_generate_the_tokens_that_each_gives_alone() {
     for (device, opened) in devices() {
         for name in ["llama", "gemma2", "jamba"] {
             let model = recorded(name, opened);
@@ -262,7 +262,7 @@ fn rows_of_different_strategies_share_a_pass() {
 
 /// A cache that retains nothing has the rows of its last pass.
 #[test]
-fn rows_that_keep_nothing_join() {
+fn caches_that_keep_nothing_can_be_joined() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
     let none = Plan::named("none").unwrap();
@@ -296,7 +296,7 @@ fn the_cache_of_another_model_cannot_join() {
 
 /// After a failed pass, rows that cannot be rolled back leave, and the others continue.
 #[test]
-fn a_row_that_failed_leaves_and_others_go_on() {
+fn a_failed_row_leaves_and_the_others_continue() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
     // Without promised history, a full window cannot restore the tokens that it dropped.

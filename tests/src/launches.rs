@@ -51,7 +51,7 @@ fn a_token(opened: &Opened, dtype: DtypeChoice, cache: &str, n: usize, sample: b
 }
 
 #[test]
-fn a_token_takes_few_launches() {
+fn launches_per_token_stay_within_their_limit() {
     let _only = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     for (device, opened) in kiln_testkit::devices::opened() {
         if opened.info.class == DeviceClass::Cpu {

@@ -55,7 +55,7 @@ pub(crate) fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, 
 }
 
 #[test]
-fn layers_conform() {
+fn attention_layers_obey_the_laws() {
     for (device, opened) in devices() {
         let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
         for text in caches() {
@@ -99,7 +99,7 @@ fn layers_conform() {
 }
 
 #[test]
-fn recurrent_layers_conform() {
+fn recurrent_layers_obey_the_laws() {
     for (_, opened) in devices() {
         for need in laws::state_needs() {
             let needs = [LayerNeed::Recurrent(need.clone())];
@@ -118,7 +118,7 @@ fn recurrent_layers_conform() {
 }
 
 #[test]
-fn cross_layers_conform() {
+fn cross_attention_layers_obey_the_laws() {
     let need = LayerNeed::EncoderDecoder(need(None));
     for (_, opened) in devices() {
         for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
@@ -129,7 +129,7 @@ fn cross_layers_conform() {
 }
 
 #[test]
-fn chunked_prefill_is_whole_prefill() {
+fn chunked_prefill_gives_the_logits_of_whole_prefill() {
     for (device, opened) in devices() {
         for model in ["llama", "llama_rope_dynamic", "mamba"] {
             let model = recorded(model, opened);
@@ -175,7 +175,7 @@ fn chunked_prefill_is_whole_prefill() {
 }
 
 #[test]
-fn cached_is_recomputed() {
+fn cached_logits_equal_recomputed_logits() {
     for (device, opened) in devices() {
         for model in RECORDED.map(|name| recorded(name, opened)) {
             let recompute = |len: usize| {
@@ -198,7 +198,7 @@ fn cached_is_recomputed() {
 }
 
 #[test]
-fn truncate_then_replay_is_never_left() {
+fn truncating_extra_tokens_restores_the_cache() {
     for (device, opened) in devices() {
         for model in RECORDED.map(|name| recorded(name, opened)) {
             for (name, plan, _) in remembering(&model) {
@@ -237,7 +237,7 @@ fn reordering_commutes_with_update() {
 }
 
 #[test]
-fn the_second_request_is_the_first() {
+fn a_reset_cache_gives_the_tokens_of_a_new_one() {
     for (device, opened) in devices() {
         for model in RECORDED.map(|name| recorded(name, opened)) {
             for (name, plan, _) in plans(&model) {
@@ -251,7 +251,7 @@ fn the_second_request_is_the_first() {
 }
 
 #[test]
-fn legacy_keys_and_values_are_a_cache_again() {
+fn a_cache_is_rebuilt_from_legacy_keys_and_values() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for (name, plan, exact) in remembering(&model) {
@@ -280,7 +280,7 @@ fn legacy_keys_and_values_are_a_cache_again() {
 
 /// A query of a sliding layer sees the same keys as a query of a full cache with a mask.
 #[test]
-fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
+fn a_sliding_window_equals_a_full_cache_with_a_band_mask() {
     for (device, opened) in devices() {
         for name in ["mistral", "gemma2", "gemma3_text"] {
             let model = recorded(name, opened);
@@ -315,7 +315,7 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
 /// In a model of one block, attention over sinks and the latest tokens equals a forward pass over only these
 /// tokens.
 #[test]
-fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
+fn a_sink_cache_equals_a_forward_pass_over_the_tokens_it_kept() {
     let sizes = Llama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
@@ -340,7 +340,7 @@ fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
 }
 
 #[test]
-fn sinks_are_no_padding() {
+fn padded_rows_in_a_sink_cache_are_an_error() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
     let padded = kiln::expert::Batch::left_padded(&[vec![1, 2], vec![3]], 0, model.device()).unwrap();

@@ -20,7 +20,7 @@ fn dynamic() -> Plan {
 }
 
 #[test]
-fn a_padded_row_is_the_row_alone() {
+fn a_padded_row_gives_the_logits_of_the_row_alone() {
     for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
         let model = recorded(name, opened);
         // Longer than the windows of the models that have one, which hold 8 tokens.
@@ -104,7 +104,7 @@ fn matrices_larger_than_a_binding_are_split() {
 }
 
 #[test]
-fn half_the_bits_are_close_to_float32() {
+fn half_precision_is_close_to_float32() {
     let gpus = || devices().filter(|opened| opened.info.class != DeviceClass::Cpu);
     let types = [(DtypeChoice::F16, true, 11), (DtypeChoice::Bf16, false, 8)];
     let able = types.into_iter().flat_map(|(dtype, is_float16, bits)| {
@@ -133,7 +133,7 @@ fn half_the_bits_are_close_to_float32() {
 }
 
 #[test]
-fn models_whose_numbers_are_too_large_for_float16_run_in_bfloat16_on_gpus_that_have_it() {
+fn models_beyond_the_range_of_float16_run_in_bfloat16_on_cuda_gpus() {
     for opened in devices().filter(|opened| opened.info.class != DeviceClass::Cpu) {
         let chosen = |class| {
             let mut opened = opened.clone();
@@ -147,7 +147,7 @@ fn models_whose_numbers_are_too_large_for_float16_run_in_bfloat16_on_gpus_that_h
 }
 
 #[test]
-fn what_cannot_be_run_is_said_before_it_is_tried() {
+fn impossible_generations_are_errors_before_they_start() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
     let mut cache = model.cache(&dynamic()).unwrap();
@@ -170,7 +170,7 @@ fn what_cannot_be_run_is_said_before_it_is_tried() {
 }
 
 #[test]
-fn a_prompt_longer_than_the_positions_is_refused() {
+fn a_prompt_without_room_for_a_new_token_is_an_error() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
     let positions = model.sizes().positions;
@@ -194,7 +194,7 @@ fn a_prompt_longer_than_the_positions_is_refused() {
 }
 
 #[test]
-fn stretched_positions_count() {
+fn scaled_positions_extend_the_limit_of_the_model() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     // 16 trained positions, scaled by 2; the config of YaRN already contains the scaled number.
     assert_eq!(recorded("llama_rope_dynamic", opened).sizes().positions, 32);
@@ -202,7 +202,7 @@ fn stretched_positions_count() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_errors() {
+fn missing_and_unknown_devices_are_errors() {
     for name in ["wgpu:99", "cuda:99"] {
         let error = device::open(name.parse::<DeviceName>().unwrap()).unwrap_err();
         assert!(matches!(&error, Error::Device { .. }), "{error}");
@@ -213,13 +213,13 @@ fn devices_that_are_not_there_are_errors() {
 }
 
 #[test]
-fn auto_is_never_software() {
+fn auto_never_selects_a_software_device() {
     let opened = device::open(DeviceName::Auto).unwrap();
     assert_ne!(opened.info.class, device::DeviceClass::Software);
 }
 
 #[test]
-fn random_sizes_that_no_model_has_are_errors() {
+fn impossible_sizes_of_random_models_are_errors() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     for sizes in [
         Llama { heads: 0, ..TINY },
@@ -245,7 +245,7 @@ fn every_architecture_runs_with_random_weights_for_a_config() {
 }
 
 #[test]
-fn a_config_is_read_from_pairs() {
+fn a_config_is_read_from_key_value_pairs() {
     let config: ConfigFile =
         r#"model_type=llama,layer_types=["full_attention", "a,b"], hidden_size = 64,rope_scaling={"a": 1}"#
             .parse()

@@ -76,7 +76,7 @@ fn assert_recorded(model: &Model, plan: &Plan, case: &Case, what: &str) {
 }
 
 #[test]
-fn guidance_is_that_of_transformers() {
+fn guidance_gives_the_tokens_and_scores_of_transformers() {
     let cases = cases("5.23.0", "guidance_scale");
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("llama", opened);
@@ -91,7 +91,7 @@ fn guidance_is_that_of_transformers() {
 }
 
 #[test]
-fn dola_is_that_of_transformers() {
+fn dola_gives_the_tokens_and_scores_of_transformers() {
     let cases = cases("4.47.1", "dola_layers");
     for (device, opened) in kiln_testkit::devices::opened() {
         let load = |name: &str| float32(Model::builder(fixtures("4.47.1").join("models").join(name)), opened);
@@ -104,7 +104,7 @@ fn dola_is_that_of_transformers() {
 }
 
 #[test]
-fn contrastive_search_is_that_of_transformers() {
+fn contrastive_search_gives_the_tokens_and_scores_of_transformers() {
     let cases = cases("4.47.1", "penalty_alpha");
     for (device, opened) in kiln_testkit::devices::opened() {
         let load = |name: &str| float32(Model::builder(fixtures("4.47.1").join("models").join(name)), opened);

@@ -47,7 +47,7 @@ fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut
 }
 
 #[test]
-fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
+fn a_step_uploads_the_cache_and_downloads_only_its_own_tokens() {
     for (device, opened) in devices() {
         for (plan, kept) in [("static:len=512", 0), ("static:len=512", 8), ("dynamic", 0)] {
             let mut cache = cache(plan, Some(Offload::AllBut(kept)), &opened.device);
@@ -68,10 +68,10 @@ fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
 
 /// Memory is measured rather than computed, if the device reports its usage.
 #[test]
-fn two_layers_are_on_the_device() {
+fn at_most_two_offloaded_layers_are_on_the_device() {
     // Runs in a separate process: the allocations of other tests would be counted.
     if !is_alone() {
-        alone("offload::two_layers_are_on_the_device", None);
+        alone("offload::at_most_two_offloaded_layers_are_on_the_device", None);
         return;
     }
     for (device, opened) in devices() {
@@ -108,9 +108,9 @@ fn two_layers_are_on_the_device() {
 /// The cache of a Jamba with 32 blocks, of which 4 have attention, packed and in host memory: at most two of
 /// its largest layers are on the device.
 #[test]
-fn two_layers_of_a_jamba_are_on_the_device() {
+fn at_most_two_offloaded_layers_of_a_jamba_are_on_the_device() {
     if !is_alone() {
-        alone("offload::two_layers_of_a_jamba_are_on_the_device", None);
+        alone("offload::at_most_two_offloaded_layers_of_a_jamba_are_on_the_device", None);
         return;
     }
     let channels = 512;
@@ -170,9 +170,9 @@ fn two_layers_of_a_jamba_are_on_the_device() {
 
 /// Roll-back, snapshots, files and row operations fetch one layer at a time and leave none on the device.
 #[test]
-fn two_layers_are_on_the_device_whatever_is_done() {
+fn at_most_two_layers_are_on_the_device_during_cache_operations() {
     if !is_alone() {
-        alone("offload::two_layers_are_on_the_device_whatever_is_done", None);
+        alone("offload::at_most_two_layers_are_on_the_device_during_cache_operations", None);
         return;
     }
     for (device, opened) in devices() {
@@ -233,7 +233,7 @@ fn in_use(device: &Device) -> Option<u64> {
 }
 
 #[test]
-fn offloaded_is_the_same_to_the_bit() {
+fn an_offloaded_cache_gives_the_same_logits_bit_for_bit() {
     for (device, opened) in devices() {
         for (name, caches) in [
             ("llama", &["dynamic", "static:len=64", "sink:window=8,sinks=2", "none"] as &[&str]),
@@ -273,7 +273,7 @@ fn offloaded_is_the_same_to_the_bit() {
 }
 
 #[test]
-fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
+fn a_cache_can_be_offloaded_midway_and_saved() {
     for (device, opened) in devices() {
         for (name, text) in [
             ("llama", "dynamic"),
@@ -337,7 +337,7 @@ fn padded_rows_generate_the_same_tokens_offloaded() {
 }
 
 #[test]
-fn transformers_names_are_accepted() {
+fn names_of_offloaded_caches_in_transformers_are_accepted() {
     for (name, strategy) in [("offloaded", "dynamic"), ("offloaded_static:len=9", "static:len=9")] {
         let plan = Plan::named(name).unwrap();
         assert_eq!((plan.global.to_string().as_str(), plan.offload), (strategy, Some(Offload::All)));

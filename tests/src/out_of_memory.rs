@@ -49,7 +49,7 @@ const NEW: usize = 6;
 /// Whichever allocation fails, the tokens are correct; without a policy the result is a clear error. The
 /// cache and the model remain usable.
 #[test]
-fn any_allocation_may_fail() {
+fn any_failed_allocation_gives_the_same_tokens_or_an_error() {
     let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (device, opened) in devices() {
@@ -115,7 +115,7 @@ fn any_allocation_may_fail() {
 
 /// A step that ran out of memory leaves nothing behind: the cache continues from its previous state.
 #[test]
-fn a_step_that_failed_was_never_made() {
+fn a_failed_step_leaves_the_cache_unchanged() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for text in ["dynamic", "static:len=64", "sink:window=16,sinks=2"] {
@@ -141,7 +141,7 @@ fn a_step_that_failed_was_never_made() {
 
 /// A growing buffer never exceeds the length of the text.
 #[test]
-fn dynamic_takes_no_more_than_was_reserved() {
+fn a_dynamic_cache_never_grows_beyond_the_final_length() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
         let model = float32(Model::builder(&folder), opened).load().unwrap();
@@ -172,7 +172,7 @@ fn dynamic_takes_no_more_than_was_reserved() {
 
 /// Budgets from sufficient to insufficient: each run gives the same tokens, or an error before the first one.
 #[test]
-fn a_budget_is_kept() {
+fn a_generation_stays_within_its_budget_or_is_an_error() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
         let load = |memory| float32(Model::builder(&folder), opened).memory(memory).load();
@@ -232,7 +232,7 @@ fn a_budget_is_kept() {
 
 /// Generation continues in a cache that is packed midway; the tokens chosen before it do not change.
 #[test]
-fn a_cache_is_packed_when_memory_runs_out() {
+fn a_cache_is_quantized_when_memory_runs_out() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
         let model = float32(Model::builder(&folder), opened).load().unwrap();
@@ -261,7 +261,7 @@ fn a_cache_is_packed_when_memory_runs_out() {
 /// A cache without a budget outgrows the largest buffer of the device: it continues from its state, packed or
 /// not at all.
 #[test]
-fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
+fn a_cache_that_outgrows_the_largest_buffer_is_an_error_or_quantized() {
     for (device, opened) in devices() {
         let sizes = Llama { layers: 2, hidden: 128, heads: 2, kv_heads: 2, intermediate: 64, vocab: 97 };
         let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
@@ -321,7 +321,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
 
 /// A user's own decoding loop is counted like Kiln's.
 #[test]
-fn a_forward_pass_claims_what_it_takes() {
+fn a_forward_pass_claims_its_memory_from_the_budget() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let mut cache = model.cache(&Plan::dynamic()).unwrap();

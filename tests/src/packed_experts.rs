@@ -242,7 +242,7 @@ fn compare(name: &str, wide: &Path, sources: &[(&Path, Option<Mixture>)]) {
 }
 
 #[test]
-fn packed_experts_compute_what_their_numbers_do() {
+fn packed_experts_give_the_logits_of_unpacked_ones() {
     for (name, folder) in [("mixtral", mixtral(256)), ("qwen2_moe", qwen2_moe())] {
         for mixture in [Mixture::Q8_0, Mixture::Q4KM] {
             let files = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ fn packed_experts_compute_what_their_numbers_do() {
 }
 
 #[test]
-fn experts_whose_rows_are_no_sixteens_and_matrices_of_two_formats_are_right() {
+fn experts_with_40_rows_or_two_formats_give_the_logits_of_unpacked_ones() {
     let files = tempfile::tempdir().unwrap();
     let at = |name: &str| files.path().join(name);
     // On the CPU, matrices of 40 rows are dense; those of 256 rows are packed.

@@ -417,7 +417,7 @@ fn a_plain_folder_is_packed_in_nf4() {
 }
 
 #[test]
-fn without_kernels_numbers_are_unpacked_to_the_bit() {
+fn without_kernels_weights_are_unpacked_exactly() {
     for case in cases() {
         let [folder, plain] = case.folders();
         let load = |folder: &TempDir| {

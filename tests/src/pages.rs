@@ -43,7 +43,7 @@ fn lists_in_the_pages_are_those_of_the_code() {
 }
 
 #[test]
-fn every_list_is_compared() {
+fn every_list_in_the_pages_is_compared() {
     let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let pages = pages.filter(|path| path.extension().is_some_and(|e| e == "md"));
     let marked = pages.chain([root().join("README.md")]).map(|path| {

@@ -104,7 +104,7 @@ fn losses_of_weights_are_those_of_whole_passes() {
 }
 
 #[test]
-fn tensors_are_packed_alone() {
+fn packing_one_kind_of_tensors_loses_less_than_packing_all() {
     for (device, opened) in devices() {
         let builder = || float32(Model::builder(demo()), opened);
         let original = builder().exact(true).load().unwrap();
@@ -137,7 +137,7 @@ fn tensors_are_packed_alone() {
 
 /// The reported error equals that of numbers that are packed and unpacked here.
 #[test]
-fn errors_of_tensors_are_those_of_their_numbers() {
+fn errors_of_tensors_equal_those_of_packing_their_numbers() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let builder = || float32(Model::builder(demo()), opened);
     let original = builder().load().unwrap();
@@ -174,7 +174,7 @@ fn errors_of_tensors_are_those_of_their_numbers() {
 }
 
 #[test]
-fn only_originals_are_probed() {
+fn quantized_random_and_speech_models_cannot_be_probed() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let why = |e: Error| e.to_string();
     let folder = tempfile::tempdir().unwrap();

@@ -35,7 +35,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_folder_is_the_same_model_as_a_file() {
+fn a_folder_and_its_gguf_file_give_the_same_logits() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     for case in cases() {
         let name = case.model_type();
@@ -92,7 +92,7 @@ fn tensors_are_packed_as_the_mixture_says() {
 }
 
 #[test]
-fn a_mixture_that_files_cannot_have_is_refused() {
+fn a_mixture_that_gguf_lacks_is_an_error() {
     let (folder, output) = (case("llama").folder(Format::F32), tempfile::tempdir().unwrap());
     let path = output.path().join("model.gguf");
     let error = quantize(folder.path(), &path, Mixture::Nf4).unwrap_err().to_string();
@@ -101,7 +101,7 @@ fn a_mixture_that_files_cannot_have_is_refused() {
 }
 
 #[test]
-fn packed_files_load() {
+fn quantized_files_load_and_give_finite_logits() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     for case in cases() {
         let (folder, output) = (case.folder(Format::F32), tempfile::tempdir().unwrap());
@@ -113,7 +113,7 @@ fn packed_files_load() {
 }
 
 #[test]
-fn nothing_is_left_of_a_file_that_is_not_complete() {
+fn an_incomplete_file_is_removed_and_an_old_one_is_kept() {
     let output = tempfile::tempdir().unwrap();
     let path = output.path().join("model.gguf");
     let folder = case("llama").folder(Format::F32);
@@ -142,7 +142,7 @@ fn nothing_is_left_of_a_file_that_is_not_complete() {
 }
 
 #[test]
-fn what_cannot_be_written_is_a_sentence() {
+fn folders_that_cannot_be_converted_are_errors_and_leave_no_file() {
     let output = tempfile::tempdir().unwrap();
     let path = output.path().join("model.gguf");
     let refused = |folder: &Path, why: &str| {

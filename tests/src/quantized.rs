@@ -23,7 +23,7 @@ fn text(len: usize) -> Vec<TokenId> {
 
 /// Counts everything: codes, scales, and space for recent tokens.
 #[test]
-fn bytes_are_few() {
+fn quantized_caches_fit_their_size_table() {
     const TOKENS: usize = 4096;
     for head_dim in [64, 128] {
         let need = AttentionNeed { kv_heads: 2, head_dim, window: None, rotary: None };
@@ -55,11 +55,11 @@ fn bytes_are_few() {
 /// device reports its reserved memory. The reference implementation, which makes such copies, shows that the
 /// measurement detects them.
 #[test]
-fn no_dense_history_is_made_for_a_step() {
+fn a_step_makes_no_dense_copy_of_the_history() {
     // Not at the end of a block, where packing allocates memory.
     const TOKENS: usize = 16_392;
     if !is_alone() {
-        alone("quantized::no_dense_history_is_made_for_a_step", None);
+        alone("quantized::a_step_makes_no_dense_copy_of_the_history", None);
         return;
     }
     let need = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
@@ -114,7 +114,7 @@ fn no_dense_history_is_made_for_a_step() {
 /// bits, 3.4e-2 with 4, groups of 8 throughout). The weights are random, so the figures say little about
 /// other models.
 #[test]
-fn losses_are_small() {
+fn losses_of_quantized_caches_stay_within_their_bounds() {
     let formats = [
         "quantized:group=8,residual=8",
         "quantized:group=8,residual=8,rotate=on",
@@ -143,7 +143,7 @@ fn losses_are_small() {
 
 /// A prompt is processed with unquantized keys and values, however they are stored afterwards.
 #[test]
-fn a_prompt_is_not_seen_packed() {
+fn a_prompt_attends_to_unquantized_keys_and_values() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         let first = |cache: &str| {
@@ -176,7 +176,7 @@ fn tokens(model: &Model, cache: &str, prompt: Vec<TokenId>, n: usize) -> Vec<Tok
 /// The reference fails in these cases: it packs the codes of a byte along the rows, and short prompts have
 /// too few.
 #[test]
-fn one_and_two_bits_work_on_short_prompts() {
+fn caches_of_one_to_three_bits_work_on_short_prompts() {
     for (place, (device, opened)) in devices().enumerate() {
         let model = recorded("llama", opened);
         for bits in [1, 2, 3] {
@@ -194,7 +194,7 @@ fn one_and_two_bits_work_on_short_prompts() {
 
 /// Rows of a batch do not share codes.
 #[test]
-fn rows_are_packed_apart() {
+fn rows_of_a_batch_are_quantized_independently() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for cache in
@@ -214,7 +214,7 @@ fn rows_are_packed_apart() {
 }
 
 #[test]
-fn what_is_impossible_is_said_with_what_is_possible() {
+fn impossible_settings_are_errors_that_say_what_is_possible() {
     let need = |kv_heads, head_dim, window| AttentionNeed { kv_heads, head_dim, window, rotary: None };
     let refused = |text: &str, need: &AttentionNeed| match Plan::named(text) {
         Err(error) => error.to_string(),

@@ -105,7 +105,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
 }
 
 #[test]
-fn every_method_is_what_it_unpacks_to() {
+fn every_method_gives_the_logits_of_its_unpacked_matrices() {
     let cases = cases();
     assert!(cases.len() > 12);
     for case in cases {
@@ -145,7 +145,7 @@ fn quantized_numbers_are_rounded_once_to_float16() {
 }
 
 #[test]
-fn matrices_of_different_bits_are_in_one_folder() {
+fn a_folder_may_mix_matrices_of_different_bits() {
     let (mut four, eight) = (case("gptq"), case("gptq_8"));
     let module = "model.layers.2.mlp.down_proj";
     four.tensors.retain(|name, _| !name.starts_with(module));
@@ -169,7 +169,7 @@ fn zero_points_of_packed_codes_may_be_bytes() {
 }
 
 #[test]
-fn a_folder_says_how_it_was_quantized() {
+fn inspection_reports_how_a_folder_was_quantized() {
     let names: BTreeMap<_, _> = [
         ("nf4", "NF4 (bitsandbytes, 4 bits)"),
         ("fp4_nested", "FP4 (bitsandbytes, 4 bits)"),
@@ -197,7 +197,7 @@ fn a_folder_says_how_it_was_quantized() {
 }
 
 #[test]
-fn modules_that_are_not_quantized_are_plain() {
+fn unquantized_modules_of_a_quantized_folder_are_read_as_they_are() {
     // A folder whose config names a method, but whose matrices are all unquantized.
     let want = logits(&load(copy_of("llama").path()).unwrap());
     for case in ["nf4", "gptq", "awq", "ct_8"].map(case) {
@@ -208,7 +208,7 @@ fn modules_that_are_not_quantized_are_plain() {
 }
 
 #[test]
-fn methods_that_are_not_read_are_named() {
+fn unsupported_methods_are_errors_that_name_them() {
     let cases = [
         (json!({"quant_method": "hqq"}), "were quantized by hqq"),
         (json!({"quant_method": "fp8"}), "were quantized by fp8"),
@@ -282,7 +282,7 @@ fn integers(dtype: Dtype, shape: &[usize], number: i64) -> Spoilt {
 }
 
 #[test]
-fn tensors_that_contradict_each_other_are_refused() {
+fn contradictory_tensors_are_errors() {
     let one = |name: &str, part: &str, spoilt: Spoilt, said: &str| {
         let error = self::spoilt(name, |change| change(part, Some(spoilt)));
         assert!(error.contains(said), "{name} {part}: {error}");
@@ -334,7 +334,7 @@ fn tensors_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn tensors_that_are_missing_are_named() {
+fn missing_tensors_are_errors_that_name_them() {
     let without = [
         ("nf4", "weight.absmax"),
         ("nf4", "weight.quant_map"),

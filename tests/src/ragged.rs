@@ -71,7 +71,7 @@ fn prefilled(model: &Model, cache: &mut ModelCache, fed: &Batch, chunk: Option<u
 }
 
 #[test]
-fn rows_of_different_lengths_are_what_they_are_alone() {
+fn rows_of_different_lengths_give_the_logits_of_rows_alone() {
     for (place, (device, opened)) in devices().enumerate() {
         for name in ["llama", "mamba", "mistral"].into_iter().take(if place == 0 { 3 } else { 2 }) {
             let model = recorded(name, opened);
@@ -114,7 +114,7 @@ fn rows_of_different_lengths_are_what_they_are_alone() {
 }
 
 #[test]
-fn long_and_short_prompts_are_fed_in_chunks() {
+fn prompts_of_different_lengths_can_be_fed_in_chunks() {
     for (device, opened) in devices() {
         for name in ["llama", "llama_rope_dynamic", "mamba"] {
             let model = recorded(name, opened);
@@ -135,7 +135,7 @@ fn long_and_short_prompts_are_fed_in_chunks() {
 /// Through the generation loop: the device samples, steps are captured if possible, and tokens are read one
 /// step late.
 #[test]
-fn a_generation_gives_every_row_its_own_tokens() {
+fn each_row_generates_the_tokens_that_it_gives_alone() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for (text, plan, _) in plans(&model).filter(|(text, ..)| !text.contains("offloaded")) {
@@ -169,7 +169,7 @@ fn a_generation_gives_every_row_its_own_tokens() {
 /// Prompts of different lengths with a cache that does not support padding, and conversations that diverge in
 /// length.
 #[test]
-fn conversations_grow_by_different_lengths() {
+fn rows_of_a_conversation_may_grow_by_different_lengths() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
         for text in ["dynamic", "sink:window=12,sinks=2"] {
@@ -219,7 +219,7 @@ fn conversations_grow_by_different_lengths() {
 }
 
 #[test]
-fn what_does_not_fit_the_rows_is_refused() {
+fn operations_that_do_not_fit_the_rows_are_errors() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
     let mut cache = model.cache(&Plan::dynamic()).unwrap();
@@ -268,7 +268,7 @@ fn what_does_not_fit_the_rows_is_refused() {
 
 /// A cache that refused a batch, or is empty, accepts any number of rows.
 #[test]
-fn an_empty_cache_takes_any_rows() {
+fn an_empty_cache_accepts_any_number_of_rows() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
     let forward = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {

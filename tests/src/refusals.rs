@@ -70,9 +70,11 @@ fn is_out_of_memory<T: std::fmt::Debug>(result: Result<T>) -> bool {
 /// A cache of one gigabyte in 600 MiB: an error, or a packed cache; both the model and the cache remain
 /// usable.
 #[test]
-fn a_cache() {
+fn a_cache_that_cannot_be_allocated_is_an_error_or_quantized() {
     if !is_alone() {
-        return devices().for_each(|(device, _)| alone("refusals::a_cache", Some(device)));
+        return devices().for_each(|(device, _)| {
+            alone("refusals::a_cache_that_cannot_be_allocated_is_an_error_or_quantized", Some(device))
+        });
     }
     let (_, opened) = devices().next().unwrap();
     let model = float32(ModelBuilder::random(LARGE_CACHE.config()), opened).load().unwrap();
@@ -97,9 +99,11 @@ fn a_cache() {
 
 /// A prompt whose activations are refused is fed in smaller chunks.
 #[test]
-fn a_prompt() {
+fn a_prompt_that_needs_too_much_memory_is_fed_in_smaller_chunks() {
     if !is_alone() {
-        return devices().for_each(|(device, _)| alone("refusals::a_prompt", Some(device)));
+        return devices().for_each(|(device, _)| {
+            alone("refusals::a_prompt_that_needs_too_much_memory_is_fed_in_smaller_chunks", Some(device))
+        });
     }
     let (_, opened) = devices().next().unwrap();
     let model = float32(ModelBuilder::random(LARGE_ACTIVATIONS.config()), opened).load().unwrap();
@@ -119,12 +123,12 @@ fn a_prompt() {
 /// A device may refuse an allocation at any time: the tokens are fed again to a cache in host memory, and the
 /// generated tokens do not change.
 #[test]
-fn at_any_token() {
+fn a_failed_allocation_at_any_token_changes_no_token() {
     if is_alone() {
         return devices().for_each(|(_, opened)| refuse_at_any_token(opened));
     }
     // Runs in a separate process, because the refusal would affect other tests.
-    alone("refusals::at_any_token", None);
+    alone("refusals::a_failed_allocation_at_any_token_changes_no_token", None);
 }
 
 fn refuse_at_any_token(opened: &Opened) {

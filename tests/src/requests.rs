@@ -33,7 +33,7 @@ fn drawn(request: Request<'_>) -> Request<'_> {
 }
 
 #[test]
-fn every_end_of_a_request_gives_the_same_tokens() {
+fn text_stream_and_steps_give_the_same_tokens() {
     for (device, model) in demos() {
         let text = drawn(model.generate(PROMPT)).text().unwrap();
         let pieces = drawn(model.generate(PROMPT)).stream().unwrap();
@@ -68,7 +68,7 @@ fn every_end_of_a_request_gives_the_same_tokens() {
 /// Counts how often the stream of an async generation is pending: at least between all chunks of the prompt,
 /// and before each step.
 #[test]
-fn a_thread_is_left_to_others_between_chunks_and_steps() {
+fn an_async_request_yields_between_chunks_and_steps() {
     for (device, model) in demos() {
         let prompt: Vec<TokenId> = (0..20).collect();
         let steps = model.generate(prompt).max_new_tokens(NEW).prefill_chunk(4).steps().unwrap();
@@ -107,7 +107,7 @@ fn demo_with_bos() -> (tempfile::TempDir, Model) {
 }
 
 #[test]
-fn what_begins_a_text_begins_it_once() {
+fn bos_is_added_once_per_text() {
     let (_folder, model) = demo_with_bos();
     let more = model.encode_more(PROMPT).unwrap().len();
     assert_eq!(model.encode(PROMPT).unwrap().len(), more + 1);
@@ -123,7 +123,7 @@ fn what_begins_a_text_begins_it_once() {
 }
 
 #[test]
-fn requests_that_mean_nothing_are_refused() {
+fn impossible_requests_are_errors() {
     let (_, model) = demos().next().unwrap();
     let two = vec![vec![1], vec![2]];
     let refused = model.generate(two).stream().map(drop).unwrap_err();
@@ -138,7 +138,7 @@ fn requests_that_mean_nothing_are_refused() {
 
 /// A chat stores a question only together with its answer, and only if the answer was read as text.
 #[test]
-fn a_question_that_is_not_answered_was_never_asked() {
+fn a_chat_stores_a_question_only_with_its_answer() {
     let (_, model) = demos().next().unwrap();
     let mut chat = Chat::new(&model, ChatTemplate::chatml(), model.plan()).unwrap();
     drop(chat.say("What news?").unwrap());

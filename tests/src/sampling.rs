@@ -93,7 +93,7 @@ fn settings_without_a_kernel_are_named_and_applied() {
 /// Random words are used as on the host: one per step and row, starting after the prompt. (A draw close to a
 /// rounding error may give another token; none of these does.)
 #[test]
-fn the_device_draws_what_the_host_does() {
+fn the_device_samples_the_tokens_of_the_host() {
     for (device, opened) in devices() {
         let choices: &[Choice] = match device {
             "cpu" => &[Choice::Auto],
@@ -182,7 +182,7 @@ impl CausalModel for Broken {
 }
 
 #[test]
-fn scores_that_are_no_numbers_are_an_error_in_their_own_turn() {
+fn logits_that_are_not_finite_are_errors_at_their_own_step() {
     for (device, opened) in devices() {
         let model = llama_with(opened, Choice::Auto);
         for lookahead in [false, true] {

@@ -16,7 +16,7 @@ fn filled(model: &Model, plan: &Plan) -> ModelCache {
 }
 
 #[test]
-fn a_loaded_cache_goes_on_as_if_never_saved() {
+fn a_loaded_cache_continues_as_if_never_saved() {
     let folder = tempfile::tempdir().unwrap();
     for (device, opened) in kiln_testkit::devices::opened() {
         // The second model has layers with a window, and the third has no keys.
@@ -53,7 +53,7 @@ fn a_loaded_cache_goes_on_as_if_never_saved() {
 
 /// A cache that was packed after memory ran out is saved in packed form.
 #[test]
-fn a_cache_that_was_packed_is_saved_as_such() {
+fn a_cache_that_was_quantized_midway_is_saved_as_quantized() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
     for (device, opened) in kiln_testkit::devices::opened() {
@@ -90,7 +90,7 @@ fn a_cache_that_was_packed_is_saved_as_such() {
 
 /// A prompt that was fed without a generation is saved, and the next generation continues as usual.
 #[test]
-fn a_prompt_can_be_cached_alone() {
+fn a_prompt_can_be_saved_before_any_generation() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
     for (device, opened) in kiln_testkit::devices::opened() {
@@ -132,7 +132,7 @@ fn a_prompt_can_be_cached_alone() {
 }
 
 #[test]
-fn padded_rows_are_saved_too() {
+fn padded_rows_can_be_saved_and_loaded() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
     let plan = Plan::dynamic();
@@ -153,7 +153,7 @@ fn padded_rows_are_saved_too() {
 
 /// Every kind of damage or mismatch gives an error of one sentence.
 #[test]
-fn what_does_not_belong_together_is_refused() {
+fn damaged_and_mismatched_files_are_errors() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
     let plan = Plan::dynamic();
@@ -202,7 +202,7 @@ fn what_does_not_belong_together_is_refused() {
 
 /// Files with a valid checksum and contents that no layer could have saved.
 #[test]
-fn what_was_forged_is_refused() {
+fn forged_contents_with_a_valid_checksum_are_errors() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
     let folder = tempfile::tempdir().unwrap();
@@ -334,7 +334,7 @@ fn forged(whole: &[u8], forge: &dyn Fn(&mut serde_json::Value, &mut Tensors)) ->
 }
 
 #[test]
-fn a_model_of_no_folder_saves_nothing() {
+fn a_cache_of_a_random_model_cannot_be_saved() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
     let plan = Plan::dynamic();

@@ -108,7 +108,7 @@ fn a_wrong_kernel_is_found_and_its_reference_runs() {
 }
 
 #[test]
-fn right_kernels_are_trusted() {
+fn right_kernels_pass_the_self_test() {
     for (name, opened) in kiln_testkit::devices::opened() {
         for kernel in KERNELS.iter().filter(|kernel| ["kv_append", "linear", "sample"].contains(&kernel.name))
         {

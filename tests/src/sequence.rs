@@ -74,7 +74,7 @@ fn one(ids: &[TokenId]) -> Vec<Vec<TokenId>> {
 }
 
 #[test]
-fn a_second_turn_feeds_only_what_is_new() {
+fn a_second_turn_feeds_only_new_tokens() {
     everywhere(|model, plan, what| {
         let mut sequence = Sequence::new(model, plan).unwrap();
         let (first, reuse) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
@@ -95,7 +95,7 @@ fn a_second_turn_feeds_only_what_is_new() {
 }
 
 #[test]
-fn what_differs_is_forgotten() {
+fn tokens_after_the_common_prefix_are_forgotten() {
     everywhere(|model, plan, what| {
         let mut sequence = Sequence::new(model, plan).unwrap();
         let (first, _) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
@@ -151,7 +151,7 @@ fn a_generation_may_be_dropped_at_any_step() {
 
 /// Hidden states of cached tokens are not stored.
 #[test]
-fn contrastive_search_computes_everything_again_and_leaves_what_greedy_decoding_leaves() {
+fn contrastive_search_starts_over_and_leaves_a_cache_to_continue_from() {
     let contrastive = greedy(9).penalty_alpha(0.6).top_k(4);
     everywhere(|model, plan, what| {
         let prompts = match plan.is_exact(&model.causal().needs()) {
@@ -190,7 +190,7 @@ fn contrastive_search_computes_everything_again_and_leaves_what_greedy_decoding_
 }
 
 #[test]
-fn a_strict_continuation_says_where_it_differs() {
+fn a_strict_continuation_reports_the_common_length() {
     everywhere(|model, plan, what| {
         let mut sequence = Sequence::new(model, plan).unwrap();
         let (first, _) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(4));
@@ -253,7 +253,7 @@ fn padded_rows_are_continued_together() {
 
 /// A row that has ended is fed arbitrary tokens. They are in the cache, but not in its ids.
 #[test]
-fn a_row_that_ended_early_is_not_mistaken_for_longer() {
+fn tokens_fed_after_the_end_of_a_row_are_not_reused() {
     everywhere(|model, plan, what| {
         // Rows of different lengths cannot share sinks.
         if !plan.is_exact(&model.causal().needs()) {
@@ -282,7 +282,7 @@ fn a_row_that_ended_early_is_not_mistaken_for_longer() {
 }
 
 #[test]
-fn what_cannot_be_continued_is_refused_and_changes_nothing() {
+fn impossible_continuations_are_errors_and_change_nothing() {
     let (_, opened) = &devices::opened()[0];
     let model = recorded("llama", opened);
     let mut sequence = Sequence::new(&model, &Plan::dynamic()).unwrap();
@@ -379,7 +379,7 @@ impl KvPolicy for Lacks {
 }
 
 #[test]
-fn a_cache_that_cannot_forget_is_filled_anew() {
+fn a_cache_that_cannot_be_truncated_is_filled_again() {
     static NEVER: AtomicBool = AtomicBool::new(false);
     for (name, opened) in devices::opened() {
         let model = recorded("llama", opened);
@@ -399,7 +399,7 @@ fn a_cache_that_cannot_forget_is_filled_anew() {
 }
 
 #[test]
-fn a_cache_that_forgets_in_steps_forgets_no_more_than_it_must() {
+fn a_cache_that_truncates_in_steps_forgets_only_what_it_must() {
     static NEVER: AtomicBool = AtomicBool::new(false);
     let (_, opened) = &devices::opened()[0];
     let model = recorded("llama", opened);
@@ -413,7 +413,7 @@ fn a_cache_that_forgets_in_steps_forgets_no_more_than_it_must() {
 }
 
 #[test]
-fn after_a_failure_everything_is_fed_again() {
+fn after_a_failed_step_all_tokens_are_fed_again() {
     static NOW: AtomicBool = AtomicBool::new(false);
     let (_, opened) = &devices::opened()[0];
     let model = recorded("llama", opened);

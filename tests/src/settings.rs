@@ -27,7 +27,7 @@ fn a_plan_is_read_from_what_it_prints() {
 
 /// Help texts list the fields of the settings and their aliases.
 #[test]
-fn settings_are_those_that_are_listed() {
+fn known_settings_are_those_that_the_help_lists() {
     for strategy in STRATEGIES {
         let mut listed: Vec<&str> = strategy.settings.iter().map(|(key, _)| *key).collect();
         let refused = (strategy.read)("?=?").unwrap_err();
@@ -42,7 +42,7 @@ fn settings_are_those_that_are_listed() {
 }
 
 #[test]
-fn a_plan_in_rust_is_the_plan_of_the_text() {
+fn plans_built_in_rust_equal_plans_parsed_from_text() {
     let quantized = QuantizedSettings::default();
     let hqq = quantized.clone().format(quantizers::format("hqq").unwrap()).nbits(3);
     for (plan, text) in [
@@ -73,7 +73,7 @@ fn a_plan_in_rust_is_the_plan_of_the_text() {
 }
 
 #[test]
-fn what_is_impossible_is_refused_alike_in_rust_and_in_text() {
+fn impossible_plans_give_the_same_error_in_rust_and_in_text() {
     let quantized = QuantizedSettings::default();
     for (plan, text) in [
         (Plan::sink(1, 4), "sink:window=1"),
@@ -91,7 +91,7 @@ fn what_is_impossible_is_refused_alike_in_rust_and_in_text() {
 }
 
 #[test]
-fn text_that_is_no_plan_is_refused_with_what_is_wrong() {
+fn invalid_plans_are_errors_that_say_what_is_wrong() {
     for (text, said) in [
         (
             "elastic",

@@ -43,7 +43,7 @@ fn refused(files: Vec<(String, Vec<u8>)>) -> String {
 }
 
 #[test]
-fn memory_gives_the_tokens_of_the_folder() {
+fn a_model_in_memory_gives_the_tokens_of_its_folder() {
     let folder = demo();
     let text = |model: Model| model.generate("The Constitution").max_new_tokens(9).seed(7).text().unwrap();
     let from_folder = float32(Model::builder(&folder), &cpu()).load().unwrap();
@@ -60,7 +60,7 @@ fn memory_gives_the_tokens_of_the_folder() {
 }
 
 #[test]
-fn memory_gives_the_tokens_of_a_gguf_file() {
+fn a_gguf_file_in_memory_gives_the_tokens_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("demo.gguf");
     kiln::quantize(demo(), &path, Mixture::Q8_0, |_| std::ops::ControlFlow::Continue(())).unwrap();
@@ -79,7 +79,7 @@ fn memory_gives_the_tokens_of_a_gguf_file() {
 }
 
 #[test]
-fn files_that_are_missing_or_cut_in_memory_are_named() {
+fn missing_and_truncated_files_in_memory_are_errors_that_name_them() {
     let folder = copy_of("llama");
     let without = |name: &str| {
         let mut files = files(folder.path());
@@ -139,7 +139,7 @@ impl SourceFile for SlowFile {
 }
 
 #[test]
-fn a_source_may_answer_later() {
+fn a_source_may_answer_asynchronously() {
     let folder = copy_of("llama");
     let slow = Slow(Memory::new(files(folder.path())));
     let want = generated(Model::builder(folder.path()));

@@ -55,8 +55,8 @@ fn recording(folder: &Path, name: &str) -> AudioReader {
 }
 
 #[test]
-fn the_words_are_those_of_transformers() {
-    let Some(folder) = folder("the_words_are_those_of_transformers") else { return };
+fn transcripts_have_the_tokens_of_transformers() {
+    let Some(folder) = folder("transcripts_have_the_tokens_of_transformers") else { return };
     for (device, model) in models(&folder) {
         for (name, want) in expected() {
             let (file, kind) = name.split_once('/').unwrap();
@@ -68,8 +68,8 @@ fn the_words_are_those_of_transformers() {
 }
 
 #[test]
-fn every_cache_hears_the_same() {
-    let Some(folder) = folder("every_cache_hears_the_same") else { return };
+fn every_cache_gives_the_same_transcript() {
+    let Some(folder) = folder("every_cache_gives_the_same_transcript") else { return };
     let want = &expected()["0920.wav/timestamps"];
     for (device, model) in models(&folder).take(1) {
         for cache in
@@ -83,8 +83,8 @@ fn every_cache_hears_the_same() {
 }
 
 #[test]
-fn recordings_beside_each_other_are_what_they_are_alone() {
-    let Some(folder) = folder("recordings_beside_each_other_are_what_they_are_alone") else { return };
+fn batched_recordings_give_the_transcripts_of_each_alone() {
+    let Some(folder) = folder("batched_recordings_give_the_transcripts_of_each_alone") else { return };
     let files = ["0880.wav", "joined_twice.wav", "0930.wav"];
     for (device, model) in models(&folder).take(1) {
         let transcriber = Transcriber::new(&model).unwrap();
@@ -101,8 +101,8 @@ fn recordings_beside_each_other_are_what_they_are_alone() {
 }
 
 #[test]
-fn words_follow_each_other_within_their_segment() {
-    let Some(folder) = folder("words_follow_each_other_within_their_segment") else { return };
+fn words_of_a_segment_join_to_its_text_with_plausible_times() {
+    let Some(folder) = folder("words_of_a_segment_join_to_its_text_with_plausible_times") else { return };
     for (device, model) in models(&folder).take(1) {
         let transcriber = Transcriber::new(&model).unwrap().word_times(true).unwrap();
         let segments = segments(&transcriber, recording(&folder, "joined_twice.wav"));
@@ -154,8 +154,8 @@ fn sounds() -> Vec<(&'static str, Vec<f32>)> {
 }
 
 #[test]
-fn where_nobody_speaks_there_is_no_text() {
-    let Some(folder) = folder("where_nobody_speaks_there_is_no_text") else { return };
+fn recordings_without_speech_give_no_text() {
+    let Some(folder) = folder("recordings_without_speech_give_no_text") else { return };
     for (device, model) in models(&folder).take(1) {
         let transcriber = Transcriber::new(&model).unwrap();
         for (name, samples) in sounds() {
@@ -167,8 +167,10 @@ fn where_nobody_speaks_there_is_no_text() {
 }
 
 #[test]
-fn an_english_model_knows_one_language() {
-    let Some(folder) = folder("an_english_model_knows_one_language") else { return };
+fn impossible_settings_and_samples_are_errors_for_an_english_model() {
+    let Some(folder) = folder("impossible_settings_and_samples_are_errors_for_an_english_model") else {
+        return;
+    };
     let (_, model) = models(&folder).next().unwrap();
     let transcriber = || Transcriber::new(&model).unwrap();
     let language = transcriber().language("de").unwrap_err().to_string();
@@ -216,7 +218,7 @@ fn small(config: &[(&str, Value)], generation: Option<Value>) -> (tempfile::Temp
 
 /// Settings missing from an old folder are taken from its tokenizer and config.
 #[test]
-fn a_folder_without_settings_of_speech_is_completed() {
+fn missing_speech_settings_are_taken_from_tokenizer_and_config() {
     let path = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
     let text = std::fs::read_to_string(path.join("generation_config.json")).unwrap();
     let mut said: Value = serde_json::from_str(&text).unwrap();
@@ -256,7 +258,7 @@ fn a_folder_without_settings_of_speech_is_completed() {
 }
 
 #[test]
-fn there_are_not_many_temperatures() {
+fn more_than_16_temperatures_are_an_error() {
     let (_folder, model) = small(&[("forced_decoder_ids", serde_json::json!([[1, 52]]))], None);
     let transcriber = || Transcriber::new(&model).unwrap();
     assert!(transcriber().temperatures(vec![0.5; 16]).is_ok());
@@ -265,7 +267,7 @@ fn there_are_not_many_temperatures() {
 }
 
 #[test]
-fn a_transcript_leaves_its_thread_to_others_and_loses_nothing_when_dropped() {
+fn an_async_transcript_yields_and_loses_nothing_when_a_poll_is_dropped() {
     let path = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
     let text = std::fs::read_to_string(path.join("generation_config.json")).unwrap();
     let (_folder, model) = small(&[], Some(serde_json::from_str(&text).unwrap()));

@@ -56,7 +56,7 @@ fn doubles(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_module_of_a_model_may_be_left_out_of_names() {
+fn tensor_names_may_lack_the_module_of_the_model() {
     for name in ARCHITECTURES {
         let folder = copy_of(name);
         let want = logits(&load(folder.path()).unwrap());
@@ -79,7 +79,7 @@ fn the_module_of_a_model_may_be_left_out_of_names() {
 }
 
 #[test]
-fn whisper_may_lack_the_module_and_have_only_its_head() {
+fn whisper_names_may_lack_the_module_and_may_have_only_the_head() {
     let from = fixtures("5.23.0").join("models/whisper");
     let copy = |edit: &dyn Fn(&mut Tensors)| {
         let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn experts_may_be_stacked_and_named_as_new_versions_write_them() {
 }
 
 #[test]
-fn a_head_that_is_stored_counts_where_it_differs() {
+fn a_stored_head_is_used_if_it_differs_from_the_embeddings() {
     const EMBEDDING: &str = "model.embed_tokens.weight";
     let folder = |edit: &dyn Fn(&mut Tensors)| {
         let folder = copy_of("llama");
@@ -204,7 +204,7 @@ fn a_head_that_is_stored_counts_where_it_differs() {
 }
 
 #[test]
-fn tensors_that_cannot_change_a_text_are_passed_over() {
+fn tensors_that_cannot_affect_results_are_ignored() {
     let folder = copy_of("llama");
     let want = logits(&load(folder.path()).unwrap());
     let parameters = load(folder.path()).unwrap().parameters();
@@ -243,7 +243,7 @@ fn tensors_that_cannot_change_a_text_are_passed_over() {
 }
 
 #[test]
-fn tensors_that_may_change_a_text_are_refused() {
+fn tensors_that_may_affect_results_are_errors() {
     let with = |name: &str, value: f32| {
         let folder = copy_of("llama");
         edit_tensors(folder.path(), |tensors| {
@@ -310,7 +310,7 @@ fn load_packed(folder: &Path) -> Vec<f32> {
 }
 
 #[test]
-fn a_whole_file_counts_and_not_the_index_beside_it() {
+fn a_whole_file_is_read_instead_of_the_index_beside_it() {
     let folder = copy_of("llama");
     let want = logits(&load(folder.path()).unwrap());
     let index = folder.path().join("model.safetensors.index.json");
@@ -329,7 +329,7 @@ fn a_whole_file_counts_and_not_the_index_beside_it() {
 }
 
 #[test]
-fn rope_scaling_counts_beside_rope_parameters() {
+fn rope_scaling_overrides_rope_parameters() {
     let of = |parameters: serde_json::Value, scaling: serde_json::Value| {
         let folder = copy_of("llama");
         edit_config(folder.path(), |config| {
@@ -352,7 +352,7 @@ fn rope_scaling_counts_beside_rope_parameters() {
 }
 
 #[test]
-fn yarn_reaches_as_far_as_its_factor_says() {
+fn yarn_extends_the_trained_positions_by_its_factor() {
     let positions = |positions: usize, yarn: serde_json::Value| {
         let folder = copy_of("llama");
         edit_config(folder.path(), |config| {

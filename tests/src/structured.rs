@@ -29,7 +29,7 @@ fn check(text: &str, how: &str) {
 }
 
 #[test]
-fn every_way_to_choose_keeps_to_the_schema() {
+fn every_decoding_mode_follows_the_schema() {
     for (device, model) in demos() {
         let request = || model.generate("A person of the play: ").grammar(person()).max_new_tokens(80);
         for name in ["greedy", "sampled", "beams", "sampled beams", "contrastive"] {
@@ -62,7 +62,7 @@ fn every_way_to_choose_keeps_to_the_schema() {
 }
 
 #[test]
-fn a_text_that_is_cut_off_is_the_beginning_of_one_that_matches() {
+fn a_truncated_text_is_the_beginning_of_one_that_matches() {
     let (_, model) = demos().next().unwrap();
     let letters = || Grammar::regex("[a-c]{12}").unwrap();
     for tokens in 1..6 {
@@ -72,7 +72,7 @@ fn a_text_that_is_cut_off_is_the_beginning_of_one_that_matches() {
 }
 
 #[test]
-fn processors_choose_among_what_is_allowed() {
+fn processors_choose_among_tokens_that_the_grammar_allows() {
     let (_, model) = demos().next().unwrap();
     let config = kiln::GenerationConfig::new().top_k(1).do_sample(true).repetition_penalty(1.5);
     let grammar = Grammar::lark("start: (\"yes\" | \"no\") \"!\"").unwrap();
@@ -81,7 +81,7 @@ fn processors_choose_among_what_is_allowed() {
 }
 
 #[test]
-fn what_cannot_be_matched_is_refused() {
+fn grammars_that_cannot_be_applied_are_errors() {
     let (_, model) = demos().next().unwrap();
     let refused = |model: &Model, config: kiln::GenerationConfig| {
         let digits = Grammar::regex("[0-9]+").unwrap();

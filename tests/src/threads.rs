@@ -57,7 +57,7 @@ fn requests_and_streams_outlive_the_handle_of_their_model() {
 }
 
 #[test]
-fn threads_generate_with_one_model_at_once() {
+fn threads_generate_concurrently_with_one_model() {
     const PROMPTS: [&str; 2] = [PROMPT, "ROMEO:"];
 
     for (device, model) in demos() {

@@ -20,7 +20,7 @@ fn quantized(folder: &tempfile::TempDir) -> kiln::Result<tempfile::TempDir> {
 }
 
 #[test]
-fn tokens_beside_a_tokenizer_are_tokens() {
+fn tokens_of_other_files_are_added_to_the_tokenizer() {
     let plain = ids(&folder(&[]), "<call></s>");
     assert!(plain.len() > 2 && plain.ends_with(&[1]));
     let list = json!({"added_tokens_decoder": {"2048": {"content": "<call>", "special": true}}}).to_string();
@@ -44,7 +44,7 @@ fn tokens_beside_a_tokenizer_are_tokens() {
 }
 
 #[test]
-fn a_gguf_file_has_the_tokens_beside_a_tokenizer() {
+fn a_gguf_file_has_the_added_tokens_of_other_files() {
     // A word of the vocabulary that is now matched before all others, and a token without an embedding.
     let id = ids(&folder(&[]), "ould")[0];
     let added = json!({"ould": id, "<call>": 2048}).to_string();
@@ -57,7 +57,7 @@ fn a_gguf_file_has_the_tokens_beside_a_tokenizer() {
 }
 
 #[test]
-fn a_tokenizer_that_gguf_cannot_say_is_refused() {
+fn a_tokenizer_that_gguf_cannot_express_is_an_error() {
     let refused = |files: &[(&str, &str)], why: &str| {
         let error = quantized(&folder(files)).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -103,7 +103,7 @@ fn greedy(n: usize) -> GenerationConfig {
 }
 
 #[test]
-fn a_special_token_is_a_stop_string_on_all_roads() {
+fn a_special_token_is_a_stop_string_in_every_kind_of_request() {
     for (device, opened) in kiln_testkit::devices::opened() {
         let (_folder, model, word, tokens) = ends_with_a_special_token(opened);
         let want = model.decode(&tokens).unwrap();
@@ -155,7 +155,7 @@ fn an_answer_ends_at_a_special_token_of_its_template() {
 /// If the folder names no end token, generated text continues, and an answer ends with the end token of the
 /// tokenizer.
 #[test]
-fn an_answer_ends_with_the_token_of_the_tokenizer() {
+fn an_answer_ends_with_the_end_token_of_the_tokenizer() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let (_folder, _, word, tokens) = ends_with_a_special_token(opened);
     let config = json!({ "eos_token": word }).to_string();

@@ -50,7 +50,7 @@ fn tokens_with_a_watermark_are_those_of_transformers() {
 /// On a GPU the scores are read back for the watermark. A row is marked as if it were alone, and only its own
 /// key detects it.
 #[test]
-fn a_detector_finds_what_a_model_drew() {
+fn a_detector_finds_the_watermark_of_generated_tokens() {
     let own = GreenListConfig::default().bias(6.0).hashing_key(4711);
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("llama", opened);

@@ -43,7 +43,7 @@ fn alone(model: &Model, first: usize, prompt: &[TokenId], n: usize) -> Vec<Token
 }
 
 #[test]
-fn every_cache_gives_the_recorded_tokens() {
+fn every_exact_cache_gives_the_recorded_tokens() {
     for device in devices() {
         for version in ["4.47.1", "5.23.0"] {
             let needs = model(device).causal().needs();
@@ -68,7 +68,7 @@ fn every_cache_gives_the_recorded_tokens() {
 }
 
 #[test]
-fn chunks_are_the_whole() {
+fn a_prompt_in_chunks_gives_the_logits_of_the_whole() {
     for device in devices() {
         let model = model(device);
         let batch = batch(&model, 0, &[PROMPT.to_vec(), vec![3, 20, 7]]);
@@ -83,7 +83,7 @@ fn chunks_are_the_whole() {
 }
 
 #[test]
-fn a_row_is_what_it_would_be_alone() {
+fn each_row_gives_the_tokens_that_it_gives_alone() {
     for device in devices() {
         let model = model(device);
         let prompts: Vec<Vec<TokenId>> = vec![PROMPT.to_vec(), vec![3, 40, 8, 9, 2], vec![5]];
@@ -98,7 +98,7 @@ fn a_row_is_what_it_would_be_alone() {
 }
 
 #[test]
-fn captured_steps_are_the_launched_ones() {
+fn captured_steps_give_the_tokens_of_launched_ones() {
     for device in devices() {
         let model = model(device);
         let tokens = |compile: bool, plan: &Plan| {
@@ -114,7 +114,7 @@ fn captured_steps_are_the_launched_ones() {
 }
 
 #[test]
-fn beams_have_the_encoder_of_their_prompt() {
+fn beams_attend_to_the_encoder_output_of_their_prompt() {
     for device in devices() {
         let model = model(device);
         let beams = |first: usize, prompts: Vec<Vec<TokenId>>| {
@@ -136,7 +136,7 @@ fn beams_have_the_encoder_of_their_prompt() {
 }
 
 #[test]
-fn a_saved_cache_goes_on_without_the_encoder() {
+fn a_saved_cache_continues_without_the_encoder() {
     for device in devices() {
         let model = model(device);
         let (one, two) =
@@ -161,7 +161,7 @@ fn a_saved_cache_goes_on_without_the_encoder() {
 }
 
 #[test]
-fn what_was_encoded_can_be_packed() {
+fn encoder_outputs_can_be_quantized() {
     for device in devices() {
         let model = model(device);
         let dense = Plan::dynamic();
@@ -192,7 +192,7 @@ fn what_was_encoded_can_be_packed() {
 
 /// Tuples of four as in Transformers: keys and values of the decoder, and of the encoder.
 #[test]
-fn the_legacy_format_goes_both_ways() {
+fn encoder_memory_is_exported_and_imported_in_the_legacy_format() {
     for device in devices() {
         let model = model(device);
         let prompts = [PROMPT.to_vec(), vec![3, 9, 1]];
@@ -223,7 +223,7 @@ fn the_legacy_format_goes_both_ways() {
 }
 
 #[test]
-fn attention_to_the_encoder_is_divided_among_its_positions() {
+fn alignment_weights_over_encoder_positions_sum_to_one() {
     for device in devices() {
         let model = model(device);
         let mut cache = model.cache(&Plan::dynamic()).unwrap();
@@ -239,7 +239,7 @@ fn attention_to_the_encoder_is_divided_among_its_positions() {
 }
 
 #[test]
-fn features_are_those_of_the_model_and_given_once() {
+fn wrong_missing_and_repeated_features_are_errors() {
     let device = devices().next().unwrap();
     let model = model(device);
     let prompt =

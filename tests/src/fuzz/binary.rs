@@ -165,7 +165,7 @@ fn the_corpus_never_panics_the_binary() {
 
 /// Runs command lines with mutated values of random options.
 #[test]
-fn words_never_panic_the_binary() {
+fn mutated_options_never_panic_the_binary() {
     let Some(binary) = binary() else { return println!("skipped: kiln was not built") };
     let folder = tempfile::tempdir().unwrap();
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/demo");

@@ -133,7 +133,8 @@ fn all(target: &Target) -> Told {
 }
 
 fn start(asked: &Asked) -> Child {
-    let (me, name) = (std::env::current_exe().unwrap(), "fuzz::driver::one_process");
+    let (me, name) =
+        (std::env::current_exe().unwrap(), "fuzz::driver::a_child_process_runs_the_inputs_of_a_target");
     let mut command = match cfg!(unix) {
         true => {
             let mut command = Command::new("sh");
@@ -178,7 +179,7 @@ static PANIC: Mutex<Option<(String, String)>> = Mutex::new(None);
 
 /// The child process: does nothing unless [`start`] started it.
 #[test]
-fn one_process() {
+fn a_child_process_runs_the_inputs_of_a_target() {
     let Ok(asked) = std::env::var(ASKED) else { return };
     let asked: Asked = serde_json::from_str(&asked).unwrap();
     let target = TARGETS.iter().find(|target| target.name == asked.target).unwrap();

@@ -97,7 +97,7 @@ fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPack
 }
 
 #[test]
-fn attention_means_what_the_loops_say() {
+fn attention_of_the_reference_equals_plain_loops() {
     let devices = kiln_testkit::devices();
     let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
     for dtype in [DType::F32, DType::F16] {

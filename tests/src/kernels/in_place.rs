@@ -10,7 +10,7 @@ use kiln::expert::{
 use super::choices;
 
 #[test]
-fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
+fn kv_append_writes_in_place_unless_the_buffer_is_shared() {
     for (name, device) in kiln_testkit::devices() {
         for (choice, kernels) in choices(&name, &device) {
             if choice == Choice::Reference {
@@ -41,7 +41,7 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
 }
 
 #[test]
-fn kv_append_writes_each_row_where_it_stands() {
+fn kv_append_writes_each_row_at_its_own_position() {
     for (name, device) in kiln_testkit::devices() {
         for (choice, kernels) in choices(&name, &device) {
             let zeros = || Tensor::<4>::zeros([3, 1, 4, 1], (&device, DType::F32));

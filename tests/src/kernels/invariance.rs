@@ -9,7 +9,7 @@ use kiln::expert::{
 use super::{choices, kernels, path};
 
 #[test]
-fn rows_and_tokens_do_not_depend_on_those_beside_them() {
+fn results_of_kernels_do_not_depend_on_other_rows_and_tokens() {
     let mut failures = Vec::new();
     for (name, device) in &kiln_testkit::devices() {
         for dtype in

@@ -112,7 +112,7 @@ fn implementations_agree_with_the_reference() {
 
 /// Devices that flush subnormal float16 numbers to 0 use other shaders for packed weights.
 #[test]
-fn shaders_unpack_scales_by_integers_where_a_device_has_to() {
+fn shaders_that_unpack_scales_with_integers_agree_with_the_reference() {
     let devices = kiln_testkit::devices::opened();
     let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
     let reference = Kernels::new(Choice::Reference, &cpu.device).unwrap();
@@ -142,7 +142,7 @@ fn shaders_unpack_scales_by_integers_where_a_device_has_to() {
 }
 
 #[test]
-fn choices_are_read_as_they_are_written() {
+fn kernel_choices_are_parsed_from_what_they_print() {
     for choice in Choice::ALL {
         assert_eq!(choice.to_string().parse(), Ok(choice));
     }

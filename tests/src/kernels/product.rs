@@ -9,7 +9,7 @@ fn numbers(n: usize, seed: usize) -> Vec<f32> {
 }
 
 #[test]
-fn float32_is_multiplied_as_float32() {
+fn float32_products_have_the_precision_of_float32() {
     for (name, device) in &kiln_testkit::devices() {
         for ([batch, other], m, k, n) in [
             ([1, 1], 64, 96, 80),

@@ -226,7 +226,7 @@ fn every(mut check: impl FnMut(&str, &Device, &str, &Kernels)) {
 }
 
 #[test]
-fn tokens_are_those_of_the_host() {
+fn sampled_tokens_are_those_of_the_host() {
     let mut failures = Vec::new();
     let (mut drawn, mut passed_over) = (0, 0);
     every(|name, device, choice, kernels| {
@@ -297,7 +297,7 @@ fn tokens_are_those_of_the_host() {
 
 /// Ties of top_p at the cutoff, which the other test skips: the number of remaining tokens is known.
 #[test]
-fn of_equals_the_first_are_removed_first() {
+fn top_p_removes_the_first_of_equal_tokens() {
     every(|name, device, choice, kernels| {
         // Probabilities of 1/8: the first three reach 3/8, which is at most 1 - 0.6; a fourth would not.
         let equal = [2.0; 8];
@@ -329,7 +329,7 @@ fn of_equals_the_first_are_removed_first() {
 }
 
 #[test]
-fn what_is_no_distribution_gives_no_token() {
+fn logits_that_are_not_a_distribution_give_no_token() {
     every(|name, device, choice, kernels| {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
         let rows = [
@@ -365,7 +365,7 @@ fn what_is_no_distribution_gives_no_token() {
 }
 
 #[test]
-fn what_is_no_distribution_has_no_likeliest_tokens() {
+fn logits_that_are_not_a_distribution_have_no_likeliest_tokens() {
     every(|name, device, choice, kernels| {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
         let rows = [
@@ -389,7 +389,7 @@ fn what_is_no_distribution_has_no_likeliest_tokens() {
 
 /// Views that are not contiguous, and words that are not adjacent.
 #[test]
-fn layout_changes_no_token() {
+fn the_memory_layout_of_inputs_changes_no_token() {
     every(|name, device, choice, kernels| {
         let (rows, vocab) = (5, 300);
         let mut next = random(3);
@@ -432,7 +432,7 @@ fn layout_changes_no_token() {
 }
 
 #[test]
-fn tokens_come_as_often_as_they_are_likely() {
+fn tokens_are_sampled_with_their_probabilities() {
     every(|name, device, choice, kernels| {
         let (rows, vocab) = (20_000, 16);
         let logits: Vec<f32> = (0..vocab).map(|token| (token * 7 % 11) as f32 / 4.0).collect();

@@ -39,7 +39,7 @@ fn one_of_each() -> Vec<Text> {
 }
 
 #[test]
-fn shaders_are_valid_and_keep_to_what_every_device_has() {
+fn shaders_are_valid_within_the_limits_of_every_device() {
     let mut written: BTreeMap<String, (&[Binding], Vec<bool>)> = BTreeMap::new();
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
         let (module, Text { name, wgsl, bindings, .. }) = (parsed(&text), &text);
@@ -105,7 +105,7 @@ const HEAD: &str = "| shaders | tensor | numbers | access | shape |\n|---|---|--
 
 /// Compares the table of shaders in `README.md` with the code; `KILN_WRITE_TABLE` writes it.
 #[test]
-fn the_table_of_tensors_is_true() {
+fn the_table_of_tensors_matches_the_shaders() {
     let readme = fs::read_to_string(TABLE).unwrap();
     let (before, rest) = readme.split_once(HEAD).expect("the table has this head");
     let (old, after) = rest.split_once("\n\n").expect("a blank line ends the table");

@@ -272,7 +272,7 @@ fn words(tensor: Tensor<4, Int>) -> Vec<u32> {
 }
 
 #[test]
-fn packed_words_are_the_same_everywhere_and_those_that_the_loops_make() {
+fn packed_words_equal_those_of_plain_loops_on_every_device() {
     for dtype in [DType::F32, DType::F16] {
         for given in cases() {
             let (codes, scales, numbers) = given.meaning(dtype);
@@ -346,7 +346,7 @@ fn a_packed_number_is_off_by_half_a_scale_at_most() {
 }
 
 #[test]
-fn impossible_packings_are_refused_with_what_is_possible() {
+fn impossible_packings_are_errors_that_list_what_is_possible() {
     let refused = |bits, group| Packing::new(bits, group, Along::Tokens).unwrap_err().to_string();
     assert_eq!(refused(5, 64), "bits: 5 bits are not possible; use 1, 2, 3, 4 or 8");
     for group in [0, 4, 20, 264] {
