@@ -145,3 +145,15 @@ fn a_source_may_answer_asynchronously() {
     let want = generated(Model::builder(folder.path()));
     assert_eq!(generated(ModelBuilder::from_source(Arc::new(slow))), want);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_file_whose_name_is_not_utf_8_is_an_error_that_says_so() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"model\xff.gguf"));
+    fs::write(&path, "GGUF").unwrap();
+    let error = Model::builder(&path).load().unwrap_err();
+    assert!(error.to_string().contains("has a name that is not UTF-8; rename it"), "{error}");
+}
