@@ -42,7 +42,11 @@ def invariants(page):
         _, _, section = text.read().partition("\n## Invariants\n")
     section, _, _ = section.partition("\n## ")
     for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
-        _, statement, rest = " ".join(item.split()).split("**", 2)
+        parts = " ".join(item.split()).split("**", 2)
+        if len(parts) < 3:
+            yield f"{page}: an invariant is not bold: {parts[0]}"
+            continue
+        _, statement, rest = parts
         named = re.findall(r"\(([^()]*)\)", rest)
         paths = [path for part in named for path in re.findall(r"`([\w./*-]+\.\w+|\.ci/run)`", part)]
         if not paths and not any("the same" in part for part in named):

@@ -251,7 +251,7 @@ impl<'a> ModelBuilder<'a> {
     /// The headers of the files that are loaded.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; [`Error::Setting`] for weights that are made up.
+    /// The errors of [`Checkpoint::open`]; [`Error::Setting`] for random weights.
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
         match &self.weights {
             WeightSource::Path(path) => Checkpoint::open(path),

@@ -114,7 +114,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Those of [`ModelBuilder::load`].
+    /// The errors of [`ModelBuilder::load`].
     pub fn from_bytes<N: Into<String>, B: AsRef<[u8]> + Send + Sync + 'static>(
         files: impl IntoIterator<Item = (N, B)>,
     ) -> Result<Self> {
