@@ -1,6 +1,10 @@
 //! Requests that share passes: each gives what it gives alone, with every cache, on every device.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
 
 use kiln::{
     EXACT_ROWS, Engine, Error, Event, GeneratedText, Generating, GenerationConfig, Grammar, Model, Plan,
@@ -168,6 +172,50 @@ fn a_failed_allocation_changes_no_token() {
             for (n, (id, alone)) in ids.iter().zip(&alone).enumerate() {
                 let got = chosen(outcome.outputs.remove(id).unwrap());
                 assert!(&got == alone, "{}, allocation {at} on {device}", plans[n]);
+            }
+        }
+    }
+}
+
+/// Turns whose future is dropped after some polls, on devices whose reads take a while also in a shared pass.
+#[test]
+fn dropped_turns_change_no_token() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        let model = recorded("llama", opened);
+        let requests = || (0..6).map(|n| request(&model, n).steps().unwrap());
+        let alone: Vec<Chosen> = requests().map(|steps| chosen(steps.map(Result::unwrap))).collect();
+        for polls in 1..4 {
+            let mut engine: Engine<Steps<'static>> = model.engine(EXACT_ROWS).unwrap();
+            let ids: Vec<RequestId> = requests().map(|steps| engine.submit(steps).unwrap()).collect();
+            let mut got: HashMap<RequestId, Vec<kiln::Step>> = HashMap::new();
+            for turn in 0.. {
+                if engine.is_idle() {
+                    break;
+                }
+                let mut events = None;
+                if turn % 3 == 0 {
+                    let mut step = pin!(engine.step());
+                    let mut context = Context::from_waker(Waker::noop());
+                    for _ in 0..polls {
+                        if let Poll::Ready(ready) = step.as_mut().poll(&mut context) {
+                            events = Some(ready);
+                            break;
+                        }
+                    }
+                } else {
+                    events = Some(block_on(engine.step()));
+                }
+                for event in events.into_iter().flatten() {
+                    match event {
+                        Event::Output(id, step) => got.entry(id).or_default().push(step),
+                        Event::Ended(..) => {}
+                        Event::Failed(id, _, error) => panic!("{id:?}, {polls} polls on {device}: {error}"),
+                    }
+                }
+            }
+            for (id, alone) in ids.iter().zip(&alone) {
+                let got = chosen(got.remove(id).unwrap());
+                assert!(&got == alone, "{id:?}, {polls} polls on {device}");
             }
         }
     }

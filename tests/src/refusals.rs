@@ -4,9 +4,10 @@ use std::process::Command;
 
 use burn::tensor::Device;
 use kiln::{
-    Error, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, Result, TokenId,
+    EXACT_ROWS, Error, Event, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, RequestId,
+    Result, TokenId,
     device::Opened,
-    expert::{DolaLayers, ModelCache, memory::DeviceState},
+    expert::{DolaLayers, ModelCache, memory::DeviceState, read_back},
 };
 
 use crate::support::{Llama, alone, float32, is_alone, recorded};
@@ -206,6 +207,52 @@ fn refuse_at_any_token(opened: &Opened) {
                 let refused = run(Some((n, model.device())), OnOutOfMemory::Fail);
                 assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{what}: {refused:?}");
             }
+        }
+    }
+}
+
+/// Requests that share passes are computed again, and their tokens do not change.
+#[test]
+fn a_failed_allocation_at_any_turn_of_an_engine_changes_no_token() {
+    if !is_alone() {
+        return alone("refusals::a_failed_allocation_at_any_turn_of_an_engine_changes_no_token", None);
+    }
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let requests = || {
+            let plans = ["dynamic", "static:len=64", "sink:window=16,sinks=2", "quantized", "dynamic"];
+            plans.into_iter().enumerate().map(|(n, plan)| {
+                let config = GenerationConfig::new().max_new_tokens(8).eos_token_id(Vec::new());
+                let config = config.do_sample(n % 2 == 1).seed(n as u64);
+                let request = model.generate(vec![numbers(20 - 3 * n)]).config(config);
+                request.plan(Plan::named(plan).unwrap()).steps().unwrap()
+            })
+        };
+        let want: Vec<Vec<_>> =
+            requests().map(|steps| steps.map(|step| step.unwrap().tokens).collect()).collect();
+        for turn in 0..14 {
+            let mut engine = model.engine(EXACT_ROWS).unwrap();
+            let ids: Vec<RequestId> = requests().map(|steps| engine.submit(steps).unwrap()).collect();
+            let mut got = vec![Vec::new(); ids.len()];
+            for n in 0.. {
+                if engine.is_idle() {
+                    break;
+                }
+                if n == turn {
+                    DeviceState::of(model.device()).report_refusal();
+                }
+                for event in read_back::block_on(engine.step()) {
+                    match event {
+                        Event::Output(id, step) => {
+                            let of = ids.iter().position(|own| *own == id).unwrap();
+                            got[of].push(step.tokens);
+                        }
+                        Event::Ended(..) => {}
+                        Event::Failed(id, _, error) => panic!("{id:?}, turn {turn} on {device}: {error}"),
+                    }
+                }
+            }
+            assert_eq!(got, want, "turn {turn} on {device}");
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A prompt is computed by itself, a chunk in each turn. Then its rows join those of the other generations,
 //! and one pass gives every row its next token. Generations whose steps are not one token of each row (beams,
-//! assisted decoding, contrastive search, guidance, DoLa) keep passes of their own, a step in each turn.
+//! assisted decoding and forced tokens of a grammar, contrastive search, guidance, DoLa) keep passes of their
+//! own, a step in each turn.
 //!
 //! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits
 //! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
@@ -177,7 +178,7 @@ impl<T: Generating> Engine<T> {
         }
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        generation.runner.stop_looking_ahead();
+        generation.runner.prepare_to_join();
         let rows = generation.fed_rows();
         self.waiting.push_back(Job { id, own, rows, lost: None, attempts: 0, oom_policy: None });
         Ok(id)
@@ -220,8 +221,12 @@ impl<T: Generating> Engine<T> {
     /// A future that is dropped in the middle loses no event; rows whose step was lost are computed again.
     pub async fn step(&mut self) -> Vec<Event<T>> {
         read_back::yield_now().await;
-        if let Some(error) = self.together.interrupted() {
-            self.begin_again(error);
+        if self.together.in_pass {
+            // Not a fault of the generations, so it may happen any number of times.
+            let error = Error::Execution("a turn of the engine was given up in the middle".into());
+            self.begin_again(error, false);
+        } else if let Some(error) = self.together.take_lost() {
+            self.begin_again(error, true);
         }
         self.admit();
         self.step_apart().await;
@@ -317,8 +322,9 @@ impl<T: Generating> Engine<T> {
     /// are computed again.
     fn answer(&mut self, error: Error) {
         let failed = self.together.failed(&error);
-        if self.together.is_lost() {
-            self.begin_again(error);
+        if self.together.is_refused() {
+            self.too_many = self.too_many.min(self.running_rows());
+            self.begin_again(error, true);
         } else if is_of_memory(&error) {
             self.too_many = self.too_many.min(self.running_rows());
             let gives_way = if failed.is_empty() { self.together.latest() } else { None };
@@ -343,12 +349,10 @@ impl<T: Generating> Engine<T> {
         }
     }
 
-    /// Computes the rows of all shared passes again.
-    fn begin_again(&mut self, error: Error) {
-        self.together.start_over();
-        for id in self.together.ids() {
-            let Some(mut job) = self.together.leave(id) else { continue };
-            job.attempts += 1;
+    /// Computes the rows of all shared passes again. `failed`: too often, and the error is final.
+    fn begin_again(&mut self, error: Error, failed: bool) {
+        for mut job in self.together.give_up() {
+            job.attempts += usize::from(failed);
             if job.is_over() {
                 self.end(job);
             } else if job.attempts > ATTEMPTS {

@@ -71,6 +71,8 @@ pub(crate) struct Feeder<'a> {
     pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Input of an encoder whenever the cache is empty.
     pub(crate) features: Option<Tensor<3>>,
+    /// An empty cache of the same strategies, while the cache holds tokens that others may lose.
+    spare: Option<ModelCache>,
     /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
     /// Number of allocations that the device had refused when the cache was last complete.
@@ -98,6 +100,7 @@ impl<'a> Feeder<'a> {
             chooser: None,
             oom_policy: None,
             features: None,
+            spare: None,
             reaches: 0,
             refusals: DeviceState::of(device).refusals(),
             lost: false,
@@ -127,15 +130,23 @@ impl<'a> Feeder<'a> {
         self.unseen.is_none()
     }
 
-    /// Gives the cache away, until [`take_back`](Self::take_back).
+    /// Keeps an empty cache of the same strategies, to begin again with if the cache that is given away is
+    /// lost. Does nothing if the cache holds tokens: they could not be fed again.
+    pub(crate) fn prepare_to_give(&mut self) {
+        let is_empty = self.cache.rows().is_none() && !self.cache.is_conditioned();
+        self.spare = is_empty.then(|| self.cache.snapshot());
+    }
+
+    /// Gives the cache away, until [`take_back`](Self::take_back). The feeder keeps an empty one.
     pub(crate) fn give_cache(&mut self) -> ModelCache {
         self.decode = None;
-        std::mem::replace(&mut *self.cache, ModelCache::new(Vec::new()))
+        let spare = self.spare.take().unwrap_or_else(|| ModelCache::new(Vec::new()));
+        std::mem::replace(&mut *self.cache, spare)
     }
 
     /// Takes the cache back.
     pub(crate) fn take_back(&mut self, cache: ModelCache) {
-        *self.cache = cache;
+        self.spare = Some(std::mem::replace(&mut *self.cache, cache));
     }
 
     /// Appends the rows of another cache, which holds all that they were fed.

@@ -213,6 +213,34 @@ fn a_dropped_step_of_the_engine_changes_no_token() {
     }
 }
 
+/// Rows that cannot be trusted: of a turn that was given up between a pass and the last of its reads.
+#[test]
+fn rows_that_are_lost_at_any_turn_change_no_token() {
+    for turn in 0..25 {
+        let model = Hashing::default().shared();
+        let mut engine = Engine::new(model.clone(), 6).unwrap();
+        let mut outcome = Outcome::default();
+        let submit = |(prompt, options): (Vec<TokenId>, Options)| {
+            (engine.submit(generation(&model, cache::keeps(), &prompt, &options)).unwrap(), prompt, options)
+        };
+        let all: Vec<_> = requests().into_iter().map(submit).collect();
+        for _ in 0..turn {
+            outcome.take(read_back::block_on(engine.step()));
+        }
+        // Several times, so that rows that were computed again are lost, too.
+        for _ in 0..5 {
+            engine.together.in_pass = !engine.together.is_empty();
+            outcome.take(read_back::block_on(engine.step()));
+            outcome.take(read_back::block_on(engine.step()));
+        }
+        outcome.run(&mut engine);
+        for (id, prompt, options) in &all {
+            let got = outcome.ended.get(id);
+            assert_eq!(got, Some(&alone(prompt, options)), "lost at turn {turn}, {:?}", outcome.failed);
+        }
+    }
+}
+
 #[test]
 fn a_failed_pass_ends_only_its_own_generations() {
     for fails_at in 0..20 {

@@ -19,13 +19,16 @@ pub(super) struct Together<T> {
     jobs: Vec<Job<T>>,
     /// Whether steps may be captured. Given up with the first recording that the device gives up.
     capture: bool,
-    /// Whether a pass began and has not ended.
-    in_pass: bool,
+    /// Whether a pass began whose tokens are not all chosen.
+    pub(super) in_pass: bool,
+    /// The error of a generation whose rows could not be taken out: the rows of the cache are not those of
+    /// the jobs any more.
+    lost: Option<Error>,
 }
 
 impl<T> Default for Together<T> {
     fn default() -> Self {
-        Self { feeder: None, jobs: Vec::new(), capture: true, in_pass: false }
+        Self { feeder: None, jobs: Vec::new(), capture: true, in_pass: false, lost: None }
     }
 }
 
@@ -74,20 +77,34 @@ impl<T: Generating> Together<T> {
         }
     }
 
-    /// Removes a generation and its rows; `None` if it is not here.
+    /// Removes a generation and its rows; `None` if it is not here. If its rows cannot be taken out, they are
+    /// computed again when it goes on, and so are all others.
     pub(super) fn leave(&mut self, id: RequestId) -> Option<Job<T>> {
         let at = self.jobs.iter().position(|job| job.id == id)?;
         let rows = self.rows_of(at);
         let mut job = self.jobs.remove(at);
-        let left = self.feeder.as_mut().and_then(|feeder| feeder.leave(rows).ok());
-        // Without its rows, the cache is empty: they are computed again where it goes on.
-        if let Some(cache) = left {
-            job.own.generation().runner.take_back(cache);
+        let left = match (&mut self.feeder, &self.lost) {
+            (Some(feeder), None) => feeder.leave(rows),
+            (_, lost) => Err(lost.clone().unwrap_or(Error::Poisoned)),
+        };
+        match left {
+            Ok(cache) => job.own.generation().runner.take_back(cache),
+            Err(error) => {
+                self.lost = Some(error.clone());
+                job.lost = Some(error);
+            }
         }
         if self.jobs.is_empty() {
-            self.feeder = None;
+            self.give_up();
         }
         Some(job)
+    }
+
+    /// Removes all generations without their rows, which cannot be trusted.
+    pub(super) fn give_up(&mut self) -> Vec<Job<T>> {
+        self.capture &= !self.feeder.take().is_some_and(|feeder| feeder.lost);
+        (self.in_pass, self.lost) = (false, None);
+        std::mem::take(&mut self.jobs)
     }
 
     /// Feeds each row its next token, and lets each generation choose by its logits. Returns the generations
@@ -146,21 +163,12 @@ impl<T: Generating> Together<T> {
     }
 
     /// Whether the device refused a part of what the cache holds, or gave up the recording that wrote it.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.feeder.as_ref().is_some_and(|feeder| feeder.lost || feeder.refusals.none_since().is_err())
     }
 
-    /// The error of a pass whose future was dropped in the middle.
-    pub(super) fn interrupted(&mut self) -> Option<Error> {
-        std::mem::take(&mut self.in_pass)
-            .then(|| Error::Execution("a turn of the engine was given up in the middle".into()))
-    }
-
-    /// Forgets all that the cache holds.
-    pub(super) fn start_over(&mut self) {
-        if let Some(feeder) = &mut self.feeder {
-            self.capture &= !feeder.lost;
-            feeder.start_over();
-        }
+    /// Takes the error of rows that are not those of the jobs.
+    pub(super) fn take_lost(&mut self) -> Option<Error> {
+        self.lost.take()
     }
 }

@@ -329,8 +329,9 @@ impl<'a> Runner<'a> {
 /// The part that the engine uses.
 impl Runner<'_> {
     /// Reads each step before the next one is launched, so that the rows can join others after any step.
-    pub(crate) fn stop_looking_ahead(&mut self) {
+    pub(crate) fn prepare_to_join(&mut self) {
         self.lookahead = false;
+        self.feeder.prepare_to_give();
     }
 
     /// The answer to an error of memory, which the engine may keep for itself.
@@ -342,6 +343,7 @@ impl Runner<'_> {
     pub(crate) fn give_up_cache(&mut self) {
         self.ahead = None;
         self.feeder.start_over();
+        self.feeder.prepare_to_give();
     }
 
     /// Whether the next step is one token of each row, fed after the row's own tokens, and nothing else.
