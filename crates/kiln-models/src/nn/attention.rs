@@ -112,7 +112,7 @@ impl Attention {
     /// Applies attention to vectors that are not normed yet, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// All tensors are `[batch, tokens, hidden]`.
+    /// All tensors are `[batch, tokens, hidden]`, or `[1, tokens, hidden]` in a flat pass.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
@@ -121,12 +121,9 @@ impl Attention {
         keys: BlockKeys<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let [_, tokens, _] = normed.x.dims();
         let frames: Vec<Frame> = match &keys {
-            BlockKeys::Apart(parts) => parts.iter().map(|part| Frame::of(part, tokens)).collect(),
-            BlockKeys::Shared(shared) => {
-                shared.parts.iter().map(|part| Frame::of_shared(part, tokens)).collect()
-            }
+            BlockKeys::Apart(parts) => parts.iter().map(|part| places.frame(part)).collect(),
+            BlockKeys::Shared(shared) => shared.parts.iter().map(|part| places.shared_frame(part)).collect(),
         };
         let tables = places.rotary(&frames, self.window);
         let new = self.queries_keys_values(normed, tables, kernels);
@@ -134,7 +131,7 @@ impl Attention {
             BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
             BlockKeys::Shared(shared) => self.attend_shared(new, shared, &frames, places, kernels)?,
         };
-        Ok(self.merge(residual, together(mixed), kernels))
+        Ok(self.o_proj.forward_onto(residual, places.joined_heads(mixed), kernels))
     }
 
     /// Attends with one launch for the rows of each length.
@@ -149,14 +146,12 @@ impl Attention {
         let mut mixed = Vec::with_capacity(parts.len());
         for (part, frame) in parts.into_iter().zip(frames) {
             if frame.new_tokens() == 0 {
-                mixed.push(frame.nothing(&queries));
                 continue;
             }
             let positions = places.positions(std::slice::from_ref(frame));
-            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
+            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let view = part.layer.update(keys, values, &positions)?;
-            let y = attend(queries, view, positions, self.shape(), kernels);
-            mixed.push(frame.whole(y));
+            mixed.push(attend(queries, view, positions, self.shape(), kernels));
         }
         Ok(mixed)
     }
@@ -181,11 +176,10 @@ impl Attention {
             let (Some(frame), slots) = (Frame::around(frames), Frame::most_slots(frames)) else { continue };
             if frame.new_tokens() == 0 {
                 parts.by_ref().take(frames.len()).for_each(drop);
-                mixed.push(frame.nothing(&queries));
                 continue;
             }
             let positions = places.positions(frames);
-            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
+            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let lost = || Error::Execution("a buffer that rows share was lost".to_owned());
             let held = buffers.take().ok_or_else(lost)?;
             let append = KvAppend {
@@ -203,7 +197,7 @@ impl Attention {
             };
             let (keys, values) = (of_rows(keys), of_rows(values));
             let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
-            mixed.push(frame.whole(attend(queries, view, positions, self.shape(), kernels)));
+            mixed.push(attend(queries, view, positions, self.shape(), kernels));
             parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
         }
         Ok(mixed)
@@ -279,20 +273,9 @@ impl Attention {
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
         let shape = AttentionShape { scale, softcap, window: None, causal: false };
         let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, kernels);
-        self.merge(Some(residual), mixed, kernels)
-    }
-
-    /// Joins the heads of `[batch, heads, tokens, head_dim]` and projects the result.
-    fn merge(&self, residual: Option<Tensor<3>>, mixed: Tensor<4>, kernels: &Kernels) -> Tensor<3> {
-        let [batch, heads, tokens, head_dim] = mixed.dims();
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
-        self.o_proj.forward_onto(residual, merged, kernels)
+        self.o_proj.forward_onto(Some(residual), merged, kernels)
     }
-}
-
-/// Joins the results of adjacent rows into one batch.
-fn together(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
-    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }
 
 /// Attends with the queries at `positions` to all keys that they see.

@@ -78,26 +78,23 @@ impl CrossAttention {
         let wanted = places.aligned.iter().filter(|(of, _)| *of == layer);
         let wanted: Vec<usize> = wanted.map(|(_, head)| *head).collect();
         let (mut mixed, mut aligned) = (Vec::with_capacity(parts.len()), Vec::new());
-        for RowPart { rows, layer, .. } in parts {
-            let keys = layer.seq_len();
-            let view = layer.view()?.ok_or_else(|| {
+        for part in parts {
+            let frame = places.encoder_frame(&part);
+            if frame.new_tokens() == 0 {
+                continue;
+            }
+            let keys = part.layer.seq_len();
+            let view = part.layer.view()?.ok_or_else(|| {
                 Error::Execution("attention to an encoder that was given nothing".to_owned())
             })?;
-            let queries = match rows.len() == batch {
-                true => queries.clone(),
-                false => queries.clone().narrow(0, rows.start, rows.len()),
-            };
+            let queries = frame.own_heads(&queries);
             if !wanted.is_empty() {
                 aligned.push(weights(&queries, &view, &wanted, scale)?);
             }
-            mixed.push(attend(queries, view, places.behind(rows.len(), keys), shape, kernels));
+            mixed.push(attend(queries, view, places.behind(part.rows.len(), keys), shape, kernels));
         }
-        if !aligned.is_empty() {
-            places.alignments.push(Tensor::cat(aligned, 0));
-        }
-        let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
-        let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
-        Ok(self.o_proj.forward_onto(Some(residual), merged, kernels))
+        places.align(aligned)?;
+        Ok(self.o_proj.forward_onto(Some(residual), places.joined_heads(mixed), kernels))
     }
 }
 

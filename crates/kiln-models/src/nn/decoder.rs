@@ -364,12 +364,12 @@ impl CausalModel for Decoder {
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
-        let mut places = Places::new(batch, self.config.ropes.as_ref());
+        let mut places = Places::new(batch, self.config.ropes.as_ref(), pass);
         if let Logits::Alignment(heads) = logits {
             self.config.check_alignment(heads)?;
             places.aligned = heads;
         }
-        let mut x = self.embed_tokens.select(batch.tokens.clone(), kernels);
+        let mut x = self.embed_tokens.select(places.tokens(), kernels);
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
@@ -380,12 +380,11 @@ impl CausalModel for Decoder {
         if self.config.float32_residual {
             x = x.cast(DType::F32);
         }
-        let last = |x: Tensor<3>| x.narrow(1, batch.len() - 1, 1);
         // Inputs of the head.
         let mut hidden = Vec::new();
         for (i, block) in self.layers.iter().enumerate() {
             if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
-                hidden.push(last(x.clone()));
+                hidden.push(places.last(x.clone()));
             }
             x = block.forward(x, i, &mut places, pass, kernels)?;
         }
@@ -394,11 +393,12 @@ impl CausalModel for Decoder {
         }
         let x = match logits {
             Logits::All | Logits::Hidden | Logits::Alignment(_) => x,
-            Logits::Last | Logits::Early(_) => last(x),
+            Logits::Last | Logits::Early(_) => places.last(x),
         };
         let x = self.norm.forward(x, kernels).cast(self.norm.dtype());
         Ok(match (logits, hidden.len()) {
-            (Logits::Hidden, _) => x,
+            (Logits::Hidden, _) => places.whole(x),
+            (Logits::All, _) => places.whole(self.head(x)),
             (_, 0) => self.head(x),
             (_, early) => {
                 let logits = self.project(Tensor::cat(hidden.into_iter().chain([x]).collect(), 1));

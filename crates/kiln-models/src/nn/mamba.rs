@@ -144,9 +144,8 @@ impl Mamba {
         mut parts: Vec<RowPart<'_, dyn StateLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let tokens = x.dims()[1];
         let MambaConfig { channels, state_dim, time_step_rank, .. } = self.config;
-        let frames: Vec<Frame> = parts.iter().map(|part| Frame::of_state(part, tokens)).collect();
+        let frames: Vec<Frame> = parts.iter().map(|part| places.state_frame(part)).collect();
         let positions: Vec<_> =
             frames.iter().map(|frame| places.positions(std::slice::from_ref(frame))).collect();
 
@@ -155,10 +154,7 @@ impl Mamba {
         let mut rings = taken(&mut parts, &frames, &x)?;
         let mut convolved = Vec::with_capacity(frames.len());
         for ((frame, positions), rings) in frames.iter().zip(&positions).zip(&mut rings) {
-            let Some([inputs, states]) = rings.take() else {
-                convolved.push(frame.nothing(&x));
-                continue;
-            };
+            let Some([inputs, states]) = rings.take() else { continue };
             let (y, inputs) = kernels.run(CausalConv {
                 x: frame.own(&x),
                 weight: self.conv.clone(),
@@ -167,9 +163,9 @@ impl Mamba {
                 positions: positions.clone(),
             });
             *rings = Some([inputs, states]);
-            convolved.push(frame.whole(y));
+            convolved.push(y);
         }
-        let x = together(convolved);
+        let x = places.joined(convolved);
 
         let selected = self.x_proj.forward(x.clone(), kernels);
         let dt = selected.clone().narrow(2, 0, time_step_rank);
@@ -186,10 +182,7 @@ impl Mamba {
 
         let mut mixed = Vec::with_capacity(frames.len());
         for (((part, frame), positions), rings) in parts.into_iter().zip(&frames).zip(positions).zip(rings) {
-            let Some([inputs, states]) = rings else {
-                mixed.push(frame.nothing(&x));
-                continue;
-            };
+            let Some([inputs, states]) = rings else { continue };
             let (y, states) = kernels.run(SelectiveScan {
                 x: frame.own(&x),
                 dt: frame.own(&dt),
@@ -200,9 +193,9 @@ impl Mamba {
                 positions,
             });
             part.layer.store(vec![inputs, states], frame.new_tokens())?;
-            mixed.push(frame.whole(y));
+            mixed.push(y);
         }
-        Ok(self.out_proj.forward_onto(residual, together(mixed), kernels))
+        Ok(self.out_proj.forward_onto(residual, places.joined(mixed), kernels))
     }
 }
 
@@ -233,9 +226,4 @@ fn taken(
         }
     }
     Ok(rings)
-}
-
-/// Joins the results of all parts into one batch.
-fn together(mut parts: Vec<Tensor<3>>) -> Tensor<3> {
-    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }

@@ -4,21 +4,32 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
+    Error, Result,
     batch::{Batch, Steps},
-    layer::{KvLayer, Positions, RowPosition, StateLayer},
+    layer::{CrossLayer, KvLayer, Positions, RowPosition, StateLayer},
     model_cache::{Pass, PassRows, RowPart, SharedPart},
 };
 
 use super::rope::{Rope, Ropes};
 
+/// Arrangement of the tokens of a pass in a tensor.
+#[derive(Clone, Debug)]
+enum Layout {
+    /// `[rows, columns, ..]`: every row has a token in every column.
+    Rectangle,
+    /// `[1, tokens, ..]`: the tokens of one row after those of the other, without the columns that have no
+    /// token. For each row the number of its first token, then the number of all tokens.
+    Flat(Vec<usize>),
+}
+
 /// Adjacent batch rows that are at one position in a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     rows: Range<usize>,
-    /// Number of columns before the first new token.
-    skip: usize,
-    /// Number of all columns.
-    columns: usize,
+    /// Number of the first token in a flat tensor; `None` in a rectangle.
+    start: Option<usize>,
+    /// Number of new tokens of each row.
+    new: usize,
     /// Position of the first new token.
     first: usize,
     /// The slot of position 0 and the number of slots per row, if rows share a buffer.
@@ -26,19 +37,6 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    pub(crate) fn of(part: &RowPart<'_, dyn KvLayer>, columns: usize) -> Self {
-        let new = columns - part.skip;
-        let first = part.layer.span(new).query(new);
-        Self { rows: part.rows.clone(), skip: part.skip, columns, first, region: None }
-    }
-
-    pub(crate) fn of_shared(part: &SharedPart<'_>, columns: usize) -> Self {
-        let new = columns - part.skip;
-        let first = part.layer.span(new).query(new);
-        let region = Some((part.base, part.slots));
-        Self { rows: part.rows.clone(), skip: part.skip, columns, first, region }
-    }
-
     /// Merges adjacent frames with equally many new tokens into one, for code that ignores positions.
     pub(crate) fn around(frames: &[Self]) -> Option<Self> {
         let (first, last) = (frames.first()?, frames.last()?);
@@ -50,34 +48,37 @@ impl Frame {
         frames.iter().filter_map(|frame| frame.region).map(|(_, slots)| slots).max().unwrap_or(0)
     }
 
-    /// Creates the frame of a part of a recurrent layer.
-    pub(crate) fn of_state(part: &RowPart<'_, dyn StateLayer>, columns: usize) -> Self {
-        Self { rows: part.rows.clone(), skip: part.skip, columns, first: part.layer.seq_len(), region: None }
-    }
-
     pub(crate) fn new_tokens(&self) -> usize {
-        self.columns - self.skip
+        self.new
     }
 
-    /// Slices the frame's rows and new tokens from `[batch, .., columns, width]`.
-    pub(crate) fn own<const D: usize>(&self, x: &Tensor<D>) -> Tensor<D> {
-        let x = match self.rows.len() == x.dims()[0] {
-            true => x.clone(),
-            false => x.clone().narrow(0, self.rows.start, self.rows.len()),
-        };
-        if self.skip == 0 { x } else { x.narrow(D - 2, self.skip, self.new_tokens()) }
+    /// Slices the frame's tokens `[rows, new tokens, width]` from the tokens of the pass.
+    pub(crate) fn own(&self, x: &Tensor<3>) -> Tensor<3> {
+        let [batch, _, width] = x.dims();
+        match self.start {
+            Some(start) => {
+                let tokens = x.clone().narrow(1, start, self.rows.len() * self.new);
+                tokens.reshape([self.rows.len(), self.new, width])
+            }
+            None if self.rows.len() == batch => x.clone(),
+            None => x.clone().narrow(0, self.rows.start, self.rows.len()),
+        }
     }
 
-    /// Pads `[rows, .., new tokens, width]` to all columns; columns without a token are 0.
-    pub(crate) fn whole<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        if self.skip == 0 { x } else { Tensor::cat(vec![self.nothing(&x), x], D - 2) }
-    }
-
-    /// Returns zeros for the columns without a token, otherwise in the shape and type of `x`.
-    pub(crate) fn nothing<const D: usize>(&self, x: &Tensor<D>) -> Tensor<D> {
-        let mut shape = x.dims();
-        (shape[0], shape[D - 2]) = (self.rows.len(), self.skip);
-        Tensor::zeros(shape, (&x.device(), x.dtype()))
+    /// Slices the frame's tokens `[rows, heads, new tokens, head_dim]` from those of the pass,
+    /// `[.., heads, tokens, head_dim]`.
+    pub(crate) fn own_heads(&self, x: &Tensor<4>) -> Tensor<4> {
+        let [batch, heads, _, dim] = x.dims();
+        let (rows, new) = (self.rows.len(), self.new);
+        match self.start {
+            Some(start) if rows == 1 => x.clone().narrow(2, start, new),
+            Some(start) if new == 1 => x.clone().narrow(2, start, rows).swap_dims(0, 2),
+            Some(start) => {
+                x.clone().narrow(2, start, rows * new).reshape([heads, rows, new, dim]).swap_dims(0, 1)
+            }
+            None if rows == batch => x.clone(),
+            None => x.clone().narrow(0, self.rows.start, rows),
+        }
     }
 }
 
@@ -85,6 +86,7 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
+    layout: Layout,
     /// Rotary positions; `None` if keys are not rotated.
     ropes: Option<&'a Ropes>,
     device: Device,
@@ -99,14 +101,25 @@ pub(crate) struct Places<'a> {
     tables: Vec<(usize, Vec<Frame>, Tables)>,
 }
 
-/// Cosines and sines, `[1 or batch, new, rotated / 2]`.
+/// Cosines and sines, `[1 or batch, new, rotated / 2]`, or of a flat pass `[1, tokens, rotated / 2]`.
 pub(super) type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>) -> Self {
+    pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>, pass: &Pass<'_>) -> Self {
         let device = batch.tokens.device();
+        let skips = || pass.rows().flat_map(|PassRows { rows, skip, .. }| rows.map(move |_| skip));
+        let layout = if skips().all(|skip| skip == 0) {
+            Layout::Rectangle
+        } else {
+            let mut ends = vec![0];
+            for skip in skips() {
+                ends.push(ends.last().copied().unwrap_or(0) + batch.len() - skip);
+            }
+            Layout::Flat(ends)
+        };
         Self {
             batch,
+            layout,
             ropes,
             device,
             positions: Vec::new(),
@@ -115,6 +128,124 @@ impl<'a> Places<'a> {
             encoded: Vec::new(),
             tables: Vec::new(),
         }
+    }
+
+    /// Creates the frame of a part of attention.
+    pub(crate) fn frame(&self, part: &RowPart<'_, dyn KvLayer>) -> Frame {
+        let new = self.batch.len() - part.skip;
+        self.frame_of(part.rows.clone(), part.skip, part.layer.span(new).query(new))
+    }
+
+    /// Creates the frame of a part of attention in a buffer that rows share.
+    pub(crate) fn shared_frame(&self, part: &SharedPart<'_>) -> Frame {
+        let new = self.batch.len() - part.skip;
+        let frame = self.frame_of(part.rows.clone(), part.skip, part.layer.span(new).query(new));
+        Frame { region: Some((part.base, part.slots)), ..frame }
+    }
+
+    /// Creates the frame of a part of a recurrent layer.
+    pub(crate) fn state_frame(&self, part: &RowPart<'_, dyn StateLayer>) -> Frame {
+        self.frame_of(part.rows.clone(), part.skip, part.layer.seq_len())
+    }
+
+    /// Creates the frame of a part of attention to an encoder, where tokens have no positions.
+    pub(crate) fn encoder_frame(&self, part: &RowPart<'_, dyn CrossLayer>) -> Frame {
+        self.frame_of(part.rows.clone(), part.skip, 0)
+    }
+
+    /// Keeps the attention of a layer to the encoder, `[rows, heads, tokens, positions]` of each frame.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] for rows with different numbers of tokens.
+    pub(crate) fn align(&mut self, parts: Vec<Tensor<4>>) -> Result<()> {
+        if matches!(self.layout, Layout::Flat(_)) && !parts.is_empty() {
+            let why = "alignments are asked of rows with as many tokens each";
+            return Err(Error::Execution(why.to_owned()));
+        }
+        if !parts.is_empty() {
+            self.alignments.push(Tensor::cat(parts, 0));
+        }
+        Ok(())
+    }
+
+    fn frame_of(&self, rows: Range<usize>, skip: usize, first: usize) -> Frame {
+        let start = match &self.layout {
+            Layout::Rectangle => None,
+            Layout::Flat(ends) => Some(ends[rows.start]),
+        };
+        Frame { rows, start, new: self.batch.len() - skip, first, region: None }
+    }
+
+    /// Returns the tokens of the pass, `[rows, columns]` or `[1, tokens]`.
+    pub(crate) fn tokens(&self) -> Tensor<2, Int> {
+        let tokens = self.batch.tokens.clone();
+        let Layout::Flat(ends) = &self.layout else { return tokens };
+        let [rows, columns] = tokens.dims();
+        let of_row = |row: usize| (row + 1) * columns - (ends[row + 1] - ends[row])..(row + 1) * columns;
+        let numbers = (0..rows).flat_map(of_row).collect();
+        tokens.reshape([1, rows * columns]).select(1, self.numbers(numbers))
+    }
+
+    /// Returns the last token of each row, `[rows, 1, width]`.
+    pub(crate) fn last(&self, x: Tensor<3>) -> Tensor<3> {
+        let [_, tokens, width] = x.dims();
+        let Layout::Flat(ends) = &self.layout else { return x.narrow(1, tokens - 1, 1) };
+        let rows = ends.len() - 1;
+        // A row without tokens gets any.
+        let last = ends[1..].iter().map(|end| end.saturating_sub(1)).collect();
+        x.select(1, self.numbers(last)).reshape([rows, 1, width])
+    }
+
+    /// Returns `[rows, columns, width]`; columns without a token are 0.
+    pub(crate) fn whole(&self, x: Tensor<3>) -> Tensor<3> {
+        let Layout::Flat(ends) = &self.layout else { return x };
+        let (columns, width) = (self.batch.len(), x.dims()[2]);
+        let mut parts = Vec::new();
+        for row in ends.windows(2) {
+            let own = row[1] - row[0];
+            if own < columns {
+                parts.push(Tensor::zeros([1, columns - own, width], (&x.device(), x.dtype())));
+            }
+            if own > 0 {
+                parts.push(x.clone().narrow(1, row[0], own));
+            }
+        }
+        Tensor::cat(parts, 1).reshape([ends.len() - 1, columns, width])
+    }
+
+    /// Joins the results of the frames that have new tokens, `[rows, new tokens, width]` each.
+    pub(crate) fn joined(&self, mut parts: Vec<Tensor<3>>) -> Tensor<3> {
+        match self.layout {
+            Layout::Rectangle if parts.len() == 1 => parts.remove(0),
+            Layout::Rectangle => Tensor::cat(parts, 0),
+            Layout::Flat(_) => {
+                let flat = parts.into_iter().map(|part| {
+                    let [rows, new, width] = part.dims();
+                    part.reshape([1, rows * new, width])
+                });
+                Tensor::cat(flat.collect(), 1)
+            }
+        }
+    }
+
+    /// Joins the results of attention of the frames that have new tokens, `[rows, heads, new tokens,
+    /// head_dim]` each, and the heads of each token.
+    pub(crate) fn joined_heads(&self, mut parts: Vec<Tensor<4>>) -> Tensor<3> {
+        let heads_of = |part: Tensor<4>| {
+            let [rows, heads, new, dim] = part.dims();
+            part.swap_dims(1, 2).reshape([rows, new, heads * dim])
+        };
+        match self.layout {
+            Layout::Rectangle if parts.len() == 1 => heads_of(parts.remove(0)),
+            Layout::Rectangle => heads_of(Tensor::cat(parts, 0)),
+            Layout::Flat(_) => self.joined(parts.into_iter().map(heads_of).collect()),
+        }
+    }
+
+    fn numbers(&self, numbers: Vec<usize>) -> Tensor<1, Int> {
+        let numbers: Vec<i32> = numbers.into_iter().map(|number| number as i32).collect();
+        let len = numbers.len();
+        Tensor::from_data(TensorData::new(numbers, [len]), &self.device)
     }
 
     /// Returns the positions of the new tokens in adjacent frames.
@@ -148,18 +279,12 @@ impl<'a> Places<'a> {
         positions
     }
 
-    /// Returns the position of every token, `[rows, columns]`, not counting padding: the index into a table
-    /// of learned positions. Columns without a token have an arbitrary position.
+    /// Returns the position of every token, `[rows, columns]` or `[1, tokens]`, not counting padding: the
+    /// index into a table of learned positions.
     pub(crate) fn learned(&self, pass: &Pass<'_>) -> Tensor<2, Int> {
         let rows = self.batch.rows();
-        let frames = pass.rows().map(|PassRows { rows, skip, seen }| Frame {
-            rows,
-            skip,
-            columns: self.batch.len(),
-            first: seen,
-            region: None,
-        });
-        let frames: Vec<Frame> = frames.collect();
+        let frames: Vec<Frame> =
+            pass.rows().map(|PassRows { rows, skip, seen }| self.frame_of(rows, skip, seen)).collect();
         if let Some(steps) = frames.iter().map(|frame| self.steps(frame)).collect::<Option<Vec<_>>>()
             && let Some(steps) = steps.first()
         {
@@ -167,15 +292,26 @@ impl<'a> Places<'a> {
                 [0, 1].map(|which| steps.positions.on_device.clone().narrow(0, which, 1));
             return (first - visible_from).clamp_min(0).reshape([rows, 1]);
         }
-        let mut positions: Vec<i32> = Vec::with_capacity(rows * self.batch.len());
-        for frame in &frames {
-            for pad in &self.batch.left_pad[frame.rows.clone()] {
-                let before = frame.skip + pad;
-                let columns = frame.first..frame.first + frame.columns;
-                positions.extend(columns.map(|slot| slot.saturating_sub(before) as i32));
-            }
-        }
-        Tensor::from_data(TensorData::new(positions, [rows, self.batch.len()]), &self.device)
+        let positions: Vec<i32> = frames
+            .iter()
+            .flat_map(|frame| self.unpadded(frame))
+            .flat_map(|(_, positions)| positions)
+            .map(|position| position as i32)
+            .collect();
+        let shape = match self.layout {
+            Layout::Rectangle => [rows, self.batch.len()],
+            Layout::Flat(_) => [1, positions.len()],
+        };
+        Tensor::from_data(TensorData::new(positions, shape), &self.device)
+    }
+
+    /// Returns each row of a frame with the positions of its new tokens, not counting padding.
+    fn unpadded(&self, frame: &Frame) -> Vec<(usize, Vec<usize>)> {
+        let of_row = |row: usize| {
+            let slots = frame.first..frame.first + frame.new;
+            (row, slots.map(|slot| slot.saturating_sub(self.batch.left_pad[row])).collect())
+        };
+        frame.rows.clone().map(of_row).collect()
     }
 
     /// Returns the positions of `rows` rows of queries that all see `keys` keys.
@@ -216,7 +352,7 @@ impl<'a> Places<'a> {
 
     /// Returns the precomputed steps on the device, if they match this frame.
     fn steps(&self, frame: &Frame) -> Option<&'a Steps> {
-        let steps = self.batch.steps.as_ref().filter(|_| frame.columns == 1 && frame.skip == 0)?;
+        let steps = self.batch.steps.as_ref().filter(|_| frame.new == 1 && frame.start.is_none())?;
         let rows = &steps.positions.on_host[frame.rows.clone()];
         rows.iter().all(|row| row.first == frame.first).then_some(steps)
     }
@@ -226,20 +362,21 @@ impl<'a> Places<'a> {
         for frame in frames {
             let left_pad = &self.batch.left_pad[frame.rows.clone()];
             let shortest_pad = left_pad.iter().min().copied().unwrap_or(0);
-            let end = frame.first + frame.new_tokens();
-            for (row, pad) in frame.rows.clone().zip(left_pad) {
-                // Slots count padding, but rotary positions do not.
-                let before = frame.skip + pad;
-                let columns = frame.first..frame.first + frame.columns;
+            let end = frame.first + frame.new;
+            for (row, positions) in self.unpadded(frame) {
                 let horizon = self.batch.horizon.get(row).copied().unwrap_or(0);
-                let len = end.max(horizon).saturating_sub(shortest_pad);
-                rows.push((columns.map(|slot| slot.saturating_sub(before)).collect::<Vec<_>>(), len));
+                rows.push((positions, end.max(horizon).saturating_sub(shortest_pad)));
             }
         }
-        // If all rows are equal, they share one table.
-        if rows.windows(2).all(|pair| pair[0] == pair[1]) {
-            rows.truncate(1);
+        match self.layout {
+            Layout::Rectangle => {
+                // If all rows are equal, they share one table.
+                if rows.windows(2).all(|pair| pair[0] == pair[1]) {
+                    rows.truncate(1);
+                }
+                rope.tables(&rows, &self.device)
+            }
+            Layout::Flat(_) => rope.flat_tables(&rows, &self.device),
         }
-        rope.tables(&rows, &self.device)
     }
 }

@@ -297,6 +297,24 @@ impl Rope {
     /// of each row.
     pub(crate) fn tables(&self, rows: &[(Vec<usize>, usize)], device: &Device) -> (Tensor<3>, Tensor<3>) {
         let tokens = rows.first().map_or(0, |(positions, _)| positions.len());
+        self.tables_of([rows.len(), tokens], rows, device)
+    }
+
+    /// Computes cosines and sines of rows of any length, one after the other: `[1, tokens, rotated / 2]`.
+    pub(crate) fn flat_tables(
+        &self,
+        rows: &[(Vec<usize>, usize)],
+        device: &Device,
+    ) -> (Tensor<3>, Tensor<3>) {
+        self.tables_of([1, rows.iter().map(|(positions, _)| positions.len()).sum()], rows, device)
+    }
+
+    fn tables_of(
+        &self,
+        shape: [usize; 2],
+        rows: &[(Vec<usize>, usize)],
+        device: &Device,
+    ) -> (Tensor<3>, Tensor<3>) {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for (positions, len) in rows {
             let frequencies = self.inverse_frequencies(*len);
@@ -304,7 +322,7 @@ impl Rope {
                 self.push_angles(position, &frequencies, &mut cos, &mut sin);
             }
         }
-        upload([rows.len(), tokens], cos, sin, device)
+        upload(shape, cos, sin, device)
     }
 }
 
