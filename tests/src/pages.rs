@@ -87,7 +87,7 @@ fn strategies() -> String {
 }
 
 fn cache_formats() -> String {
-    let rows = quantizers::FORMATS.iter().map(|format| {
+    let rows = quantizers::CACHE_FORMATS.iter().map(|format| {
         let bits: Vec<_> = format.bits.iter().map(ToString::to_string).collect();
         [codes([&*format!("format={}", format.name)]), bits.join(", "), format.summary.to_owned()]
     });

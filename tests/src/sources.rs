@@ -6,7 +6,7 @@ use kiln::{
     Mixture, Model, ModelBuilder, Result,
     expert::{
         read_back::yield_now,
-        source::{Answer, Memory, Source, SourceFile},
+        source::{Answer, MemorySource, Source, SourceFile},
     },
 };
 
@@ -101,7 +101,7 @@ fn missing_and_truncated_files_in_memory_are_errors_that_name_them() {
 
 /// Files that are farther away than memory.
 #[derive(Debug)]
-struct Slow(Memory);
+struct Slow(MemorySource);
 
 #[derive(Debug)]
 struct SlowFile(Arc<dyn SourceFile>);
@@ -141,7 +141,7 @@ impl SourceFile for SlowFile {
 #[test]
 fn a_source_may_answer_asynchronously() {
     let folder = copy_of("llama");
-    let slow = Slow(Memory::new(files(folder.path())));
+    let slow = Slow(MemorySource::new(files(folder.path())));
     let want = generated(Model::builder(folder.path()));
     assert_eq!(generated(ModelBuilder::from_source(Arc::new(slow))), want);
 }

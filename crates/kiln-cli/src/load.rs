@@ -6,7 +6,7 @@ use std::{
 };
 
 use kiln::{
-    Error, Model, ModelBuilder, Plan, Progress, Result, device,
+    Error, LoadProgress, Model, ModelBuilder, Plan, Result, device,
     device::Opened,
     expert::{ConfigFile, files, models},
 };
@@ -101,7 +101,7 @@ pub(crate) fn model(
     tokens: usize,
 ) -> Result<Model> {
     let bar = display::bar("loading");
-    let on_progress = |Progress { read, total, .. }| {
+    let on_progress = |LoadProgress { read, total, .. }| {
         if read == 0 {
             // Reading a tokenizer leaves up to 80 MiB of freed memory, into which weights do not fit.
             allocator::return_freed_memory();

@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use kiln::{Error, Mixture, Progress, expert::files};
+use kiln::{Error, LoadProgress, Mixture, expert::files};
 
 use crate::{
     display,
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
     files::check_writable(output)?;
     let work = Interruptible::begin();
     let bar = display::bar("quantizing");
-    let done = kiln::quantize(model, output, *quant, |Progress { read, total, .. }| {
+    let done = kiln::quantize(model, output, *quant, |LoadProgress { read, total, .. }| {
         bar.set_length(total);
         bar.set_position(read);
         match work.came() {

@@ -32,7 +32,7 @@ pub struct Batch {
     pub horizon: Vec<usize>,
     /// Positions and tables that are on the device already, for a step of one token; `None`: the pass uploads
     /// its positions.
-    pub steps: Option<Steps>,
+    pub steps: Option<PreparedSteps>,
     /// Input of the model's encoder, `[rows, bins, frames]` ([`CausalModel::features`]). `None` if the model
     /// has no encoder, or if the cache already holds the encoder's output.
     pub features: Option<Tensor<3>>,
@@ -41,7 +41,7 @@ pub struct Batch {
 /// Positions of the next one-token steps, uploaded once for many steps, so that a step uploads nothing and
 /// can be captured.
 #[derive(Clone, Debug)]
-pub struct Steps {
+pub struct PreparedSteps {
     /// Positions of the next tokens; every step advances them on the device.
     pub positions: Positions,
     /// Increment that a step adds to the positions on the device, `[3, rows]`.
@@ -55,7 +55,7 @@ pub struct Steps {
     pub tables: Vec<(Tensor<3>, Tensor<3>)>,
 }
 
-impl Steps {
+impl PreparedSteps {
     /// Prepares `number` steps for rows at the positions `rows`.
     pub fn new(model: &dyn CausalModel, rows: Vec<RowPosition>, number: usize, device: &Device) -> Self {
         let one = [vec![1i32; rows.len()], vec![0; 2 * rows.len()]].concat();

@@ -64,16 +64,16 @@ pub fn open_to_seek(path: &Path) -> Result<File> {
 
 /// A folder as a source.
 #[derive(Clone, Debug)]
-pub struct Folder(PathBuf);
+pub struct FolderSource(PathBuf);
 
-impl Folder {
+impl FolderSource {
     /// The folder `path`; the current one if it is empty.
     pub fn new(path: &Path) -> Self {
         Self(path.to_owned())
     }
 }
 
-impl Source for Folder {
+impl Source for FolderSource {
     fn path(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.0.clone() } else { self.0.join(name) }
     }

@@ -126,17 +126,17 @@ fn error(path: PathBuf, why: impl Into<String>) -> Error {
 
 /// Files in memory.
 #[derive(Clone, Default)]
-pub struct Memory(BTreeMap<String, Arc<Contents>>);
+pub struct MemorySource(BTreeMap<String, Arc<Contents>>);
 
 type Contents = dyn AsRef<[u8]> + Send + Sync;
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for MemorySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Memory").field(&self.0.keys()).finish()
+        f.debug_tuple("MemorySource").field(&self.0.keys()).finish()
     }
 }
 
-impl Memory {
+impl MemorySource {
     /// Takes the bytes of each file; of two files of one name, the last.
     pub fn new<N: Into<String>, B: AsRef<[u8]> + Send + Sync + 'static>(
         files: impl IntoIterator<Item = (N, B)>,
@@ -146,7 +146,7 @@ impl Memory {
     }
 }
 
-impl Source for Memory {
+impl Source for MemorySource {
     fn path(&self, name: &str) -> PathBuf {
         PathBuf::from(if name.is_empty() { "memory" } else { name })
     }
@@ -244,8 +244,8 @@ mod tests {
 
     use super::*;
 
-    fn memory() -> Memory {
-        Memory::new([("a", b"12345".to_vec()), ("b/c", b"678".to_vec()), ("b/d/e", Vec::new())])
+    fn memory() -> MemorySource {
+        MemorySource::new([("a", b"12345".to_vec()), ("b/c", b"678".to_vec()), ("b/d/e", Vec::new())])
     }
 
     #[test]

@@ -21,7 +21,7 @@ const LONGEST_INDEX: u64 = 64 << 20;
 /// The progress of a download.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct Progress<'a> {
+pub struct DownloadProgress<'a> {
     /// Name in the repository of the file that is being downloaded.
     pub file: &'a str,
     /// Number of bytes that are in the cache, of all files to download.
@@ -42,7 +42,7 @@ impl Hub {
     ///
     /// # Errors
     /// See [`Error`]. Downloaded bytes are kept, and the next call resumes from them.
-    pub fn fetch(&self, spec: &Spec, mut on_progress: impl FnMut(Progress<'_>)) -> Result<PathBuf> {
+    pub fn fetch(&self, spec: &Spec, mut on_progress: impl FnMut(DownloadProgress<'_>)) -> Result<PathBuf> {
         let cache = RepoCache::new(self.cache(), spec.repo());
         let pinned = spec.revision().is_some_and(names::is_commit);
         let stored = self.stored(spec, &cache);
@@ -111,7 +111,7 @@ impl Fetch<'_> {
         &self,
         choice: &Choice,
         listed: &[String],
-        on_progress: &mut dyn FnMut(Progress<'_>),
+        on_progress: &mut dyn FnMut(DownloadProgress<'_>),
     ) -> Result<PathBuf> {
         let folder = self.cache.snapshot(self.commit);
         match choice {
@@ -139,7 +139,7 @@ impl Fetch<'_> {
 
     /// Downloads the files that the snapshot lacks. Their sizes are requested first, so that the total is
     /// known.
-    fn files(&self, files: &[String], on_progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+    fn files(&self, files: &[String], on_progress: &mut dyn FnMut(DownloadProgress<'_>)) -> Result<()> {
         let stored = self.cache.files(self.commit);
         let mut lacking: Vec<(&str, FileFacts)> = Vec::new();
         for file in files.iter().filter(|file| !stored.contains(file)) {
@@ -155,7 +155,7 @@ impl Fetch<'_> {
         for (file, facts) in &lacking {
             let wanted = Wanted { spec: self.spec, commit: self.commit, file, facts };
             download::blob(self.hub, self.client, self.cache, &wanted, &mut |read| {
-                on_progress(Progress { file, read: before.saturating_add(read), total });
+                on_progress(DownloadProgress { file, read: before.saturating_add(read), total });
             })?;
             self.cache.link(self.commit, file, &facts.etag)?;
             before = before.saturating_add(facts.size);

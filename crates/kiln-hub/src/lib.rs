@@ -30,7 +30,7 @@ mod spec;
 mod stored;
 
 pub use error::{Error, Result};
-pub use fetch::Progress;
+pub use fetch::DownloadProgress;
 pub use hub::Hub;
 pub use spec::{Part, Spec};
 pub use stored::{Removal, StoredModel};

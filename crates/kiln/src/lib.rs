@@ -73,7 +73,7 @@ pub use kiln_kernels::device;
 pub use kiln_models::Mixture;
 
 pub use chat::Chat;
-pub use model::{DtypeChoice, Model, ModelBuilder, Progress};
+pub use model::{DtypeChoice, LoadProgress, Model, ModelBuilder};
 pub use out_of_memory::OnOutOfMemory;
 pub use quantize::quantize;
 pub use request::{Prompt, Request};

@@ -16,7 +16,7 @@ use kiln_models::{
 
 use kiln_weights::gguf::Metadata;
 
-use crate::Progress;
+use crate::LoadProgress;
 
 /// Writes the model in a Hugging Face folder, or in another GGUF file, to the GGUF file `output`, which Kiln
 /// and llama.cpp load. A model whose tokenizer would tokenize texts differently in the file is an error. No
@@ -45,7 +45,7 @@ pub fn quantize(
     model: impl AsRef<Path>,
     output: impl AsRef<Path>,
     mixture: Mixture,
-    mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+    mut on_progress: impl FnMut(LoadProgress) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
     let checkpoint = Checkpoint::open(model.as_ref())?;
     // Builds without the CPU backend cannot load a model here. Loading the file reports its errors instead.
@@ -57,6 +57,6 @@ pub fn quantize(
     let (mut read, total) = (0, checkpoint.bytes());
     checkpoint::quantize(&checkpoint, output.as_ref(), mixture, &described, &mut |bytes| {
         read += bytes;
-        on_progress(Progress { read, total })
+        on_progress(LoadProgress { read, total })
     })
 }

@@ -7,7 +7,7 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Backend, Format, Grouping, Optimizer, Quantized, Recipe, range,
+    Backend, CacheFormat, Grouping, Optimizer, Quantized, Recipe, range,
     rounding::{half_to_even, rounded},
 };
 
@@ -19,7 +19,7 @@ const SMALLEST_RANGE: f32 = 1e-4;
 
 const ITERATIONS: usize = 20;
 
-pub(super) static HQQ: Format = Format {
+pub(super) static HQQ: CacheFormat = CacheFormat {
     name: "hqq",
     summary: "zero points refined by a solver; scales of a channel's tokens (axis 0) or a token's channels (axis 1)",
     bits: &[1, 2, 3, 4, 8],

@@ -3,9 +3,9 @@
 //!
 //! Some channels of keys are large for every token; with a scale of their own they do not hide the others.
 
-use super::{Format, Grouping, Optimizer};
+use super::{CacheFormat, Grouping, Optimizer};
 
-pub(super) static KIVI: Format = Format {
+pub(super) static KIVI: CacheFormat = CacheFormat {
     name: "kivi",
     summary: "scales keys by channel over tokens and values by token over channels",
     bits: &[2, 4, 8],

@@ -17,7 +17,7 @@ pub use {grouping::Grouping, rounding::rounded};
 
 /// A number format of quantized caches.
 #[derive(Debug)]
-pub struct Format {
+pub struct CacheFormat {
     /// Name of the format; transformers' `backend`.
     pub name: &'static str,
     /// One phrase of help text.
@@ -39,19 +39,19 @@ pub struct Format {
 }
 
 /// Formats are identified by their names.
-impl PartialEq for Format {
+impl PartialEq for CacheFormat {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
     }
 }
 
-impl Serialize for Format {
+impl Serialize for CacheFormat {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name)
     }
 }
 
-impl<'de> Deserialize<'de> for &'static Format {
+impl<'de> Deserialize<'de> for &'static CacheFormat {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         format(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
@@ -68,18 +68,18 @@ pub trait Backend: fmt::Debug + Sync {
 }
 
 /// Every format. A new entry here makes a format selectable.
-pub static FORMATS: &[&Format] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ];
+pub static CACHE_FORMATS: &[&CacheFormat] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ];
 
 /// Finds the format with this name.
 ///
 /// # Errors
 /// [`Error::Unknown`] with the known names.
-pub fn format(name: &str) -> Result<&'static Format> {
-    let found = FORMATS.iter().find(|format| format.name.eq_ignore_ascii_case(name));
+pub fn format(name: &str) -> Result<&'static CacheFormat> {
+    let found = CACHE_FORMATS.iter().find(|format| format.name.eq_ignore_ascii_case(name));
     found.copied().ok_or_else(|| Error::Unknown {
         what: "number format",
         name: name.to_owned(),
-        known: FORMATS.iter().map(|format| format.name.to_owned()).collect(),
+        known: CACHE_FORMATS.iter().map(|format| format.name.to_owned()).collect(),
     })
 }
 

@@ -7,11 +7,11 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Backend, Format, Grouping, Optimizer, Quantized, Recipe, range,
+    Backend, CacheFormat, Grouping, Optimizer, Quantized, Recipe, range,
     rounding::{half_to_even, rounded},
 };
 
-pub(super) static QUANTO: Format = Format {
+pub(super) static QUANTO: CacheFormat = CacheFormat {
     name: "quanto",
     summary: "scales from the smallest and largest number, of a token's channels (axis 0) or a channel's tokens (axis -1)",
     bits: &[2, 4],

@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Result,
-    batch::{Batch, Steps},
+    batch::{Batch, PreparedSteps},
     layer::RowPosition,
     model::Logits,
 };
@@ -55,7 +55,7 @@ impl Wanted {
 pub(super) struct DecodeLoop {
     /// The tokens that are fed next, `[rows, 1]`. They have one owner, so that they are written in place.
     tokens: Tensor<2, Int>,
-    steps: Steps,
+    steps: PreparedSteps,
     /// Number of steps in the current tables.
     table: usize,
     capture: Capture,
@@ -191,13 +191,13 @@ impl DecodeLoop {
 }
 
 /// The next `number` steps of the rows of a feeder.
-fn steps(feeder: &Feeder<'_>, number: usize, device: &Device) -> Steps {
+fn steps(feeder: &Feeder<'_>, number: usize, device: &Device) -> PreparedSteps {
     let Feeder { model, cache, left_pad, .. } = feeder;
     let seen = cache.seq_lens(left_pad.len());
     let bases = cache.bases(left_pad.len());
     let rows = seen.into_iter().zip(left_pad).zip(bases);
     let rows = rows.map(|((first, &visible_from), base)| RowPosition { first, visible_from, base }).collect();
-    Steps::new(&**model, rows, number, device)
+    PreparedSteps::new(&**model, rows, number, device)
 }
 
 impl Drop for DecodeLoop {

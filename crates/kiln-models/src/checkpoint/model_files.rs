@@ -20,18 +20,18 @@ impl ModelFiles {
     /// [`Error::File`] if there is neither, and for a file whose name is not UTF-8.
     #[cfg(not(target_family = "wasm"))]
     pub(crate) fn at(path: &std::path::Path) -> Result<Self> {
-        use kiln_core::files::Folder;
+        use kiln_core::files::FolderSource;
 
         use super::foreign::no_model;
 
         if path.is_dir() {
-            return Ok(Self { source: Arc::new(Folder::new(path)), gguf: None });
+            return Ok(Self { source: Arc::new(FolderSource::new(path)), gguf: None });
         }
         if let Some(name) = path.file_name().filter(|_| path.is_file()) {
             let why = "has a name that is not UTF-8; rename it";
             let wrong = || Error::File { path: path.to_owned(), why: why.to_owned() };
             let name = name.to_str().ok_or_else(wrong)?;
-            let source = Folder::new(path.parent().unwrap_or(path));
+            let source = FolderSource::new(path.parent().unwrap_or(path));
             if is_called_gguf(name) || begins_as_gguf(&source, name) {
                 return Ok(Self { source: Arc::new(source), gguf: Some(name.to_owned()) });
             }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    batch::{Batch, Steps},
+    batch::{Batch, PreparedSteps},
     layer::{CrossLayer, KvLayer, Positions, RowPosition, StateLayer},
     model_cache::{Pass, PassRows, RowPart, SharedPart},
 };
@@ -351,7 +351,7 @@ impl<'a> Places<'a> {
     }
 
     /// Returns the precomputed steps on the device, if they match this frame.
-    fn steps(&self, frame: &Frame) -> Option<&'a Steps> {
+    fn steps(&self, frame: &Frame) -> Option<&'a PreparedSteps> {
         let steps = self.batch.steps.as_ref().filter(|_| frame.new == 1 && frame.start.is_none())?;
         let rows = &steps.positions.on_host[frame.rows.clone()];
         rows.iter().all(|row| row.first == frame.first).then_some(steps)

@@ -15,7 +15,7 @@ use kiln_core::{
     Error, Result,
     budget::Budget,
     device_state::{DeviceState, Refusals},
-    source::{Memory, Source},
+    source::{MemorySource, Source},
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
@@ -86,7 +86,7 @@ impl fmt::Display for DtypeChoice {
 /// The progress of loading, in bytes of the files with weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Progress {
+pub struct LoadProgress {
     /// Bytes read so far
     pub read: u64,
     /// Bytes of all files
@@ -121,7 +121,7 @@ pub struct ModelBuilder<'a> {
     /// Names in GGUF files of the tensors to pack; `None`: all tensors that the mixture packs.
     packed_tensors: Option<BTreeSet<String>>,
     largest_binding: Option<usize>,
-    on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
+    on_progress: Option<Box<dyn FnMut(LoadProgress) + 'a>>,
     plan: Option<Plan>,
     memory: Option<u64>,
     resident_experts: Option<usize>,
@@ -183,7 +183,7 @@ impl<'a> ModelBuilder<'a> {
     pub fn from_bytes<N: Into<String>, B: AsRef<[u8]> + Send + Sync + 'static>(
         files: impl IntoIterator<Item = (N, B)>,
     ) -> Self {
-        Self::from_source(Arc::new(Memory::new(files)))
+        Self::from_source(Arc::new(MemorySource::new(files)))
     }
 
     /// Prepares to load the files of a Hugging Face folder, or a GGUF file or all its parts, from a source of
@@ -271,7 +271,7 @@ impl<'a> ModelBuilder<'a> {
 
     /// Sets a callback for the number of bytes of weights read so far. The first call, with 0, comes before
     /// the first tensor.
-    pub fn on_progress(self, on_progress: impl FnMut(Progress) + 'a) -> Self {
+    pub fn on_progress(self, on_progress: impl FnMut(LoadProgress) + 'a) -> Self {
         Self { on_progress: Some(Box::new(on_progress)), ..self }
     }
 
@@ -369,7 +369,7 @@ impl<'a> ModelBuilder<'a> {
         mut checkpoint: Checkpoint,
         device: Opened,
         kernels: Kernels,
-        on_progress: &mut dyn FnMut(Progress),
+        on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded> {
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
@@ -417,7 +417,7 @@ impl<'a> ModelBuilder<'a> {
         let largest_binding = self.largest_binding_on(&device);
         let mut on_progress = |bytes: u64| {
             read += bytes;
-            on_progress(Progress { read, total });
+            on_progress(LoadProgress { read, total });
         };
         on_progress(0);
         let copied = device.is_asynchronous();

@@ -23,7 +23,7 @@ use kiln_kernels::{Kernels, device::Opened};
 use kiln_models::Sizes;
 
 pub(crate) use loading::check_quant;
-pub use loading::{DtypeChoice, ModelBuilder, Progress};
+pub use loading::{DtypeChoice, LoadProgress, ModelBuilder};
 
 use crate::{
     request::{Prompt, Request},

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     CacheSpec,
     memory::{Memory, Once},
-    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, words},
+    quantizers::{Backend, CACHE_FORMATS, CacheFormat, Grouping, Optimizer, Recipe, words},
 };
 
 pub(super) static QUANTIZED: KvStrategy = KvStrategy {
@@ -82,7 +82,7 @@ pub struct QuantizedSettings {
     /// Bits per element in values; unset: `nbits`.
     pub v: Option<usize>,
     #[serde(alias = "backend")]
-    pub format: &'static Format,
+    pub format: &'static CacheFormat,
     /// Number of elements that share a scale.
     #[serde(alias = "q_group_size")]
     pub group: usize,
@@ -106,7 +106,7 @@ setters!(QuantizedSettings {
     nbits: usize,
     k: usize,
     v: usize,
-    format: &'static Format,
+    format: &'static CacheFormat,
     group: usize,
     residual: usize,
     axis_key: i64,
@@ -123,7 +123,7 @@ impl Default for QuantizedSettings {
             nbits: 4,
             k: None,
             v: None,
-            format: FORMATS[0],
+            format: CACHE_FORMATS[0],
             group: 64,
             residual: 128,
             axis_key: None,
