@@ -105,7 +105,7 @@ fn recurrent_layers_obey_the_laws() {
             let needs = [LayerNeed::Recurrent(need.clone())];
             for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
                 let build = || {
-                    let mut cache = plan.build(&needs, &kernels(opened)).unwrap();
+                    let mut cache = plan.build(&needs, &kernels(opened).into()).unwrap();
                     let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else {
                         unreachable!("it is recurrent")
                     };
@@ -122,7 +122,7 @@ fn cross_attention_layers_obey_the_laws() {
     let need = LayerNeed::EncoderDecoder(need(None));
     for (_, opened) in devices() {
         for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
-            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened).into()).unwrap();
             laws::cross_conforms(&mut cache, &opened.device);
         }
     }

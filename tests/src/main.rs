@@ -28,6 +28,7 @@ mod out_of_memory;
 mod packed_experts;
 mod packed_folders;
 mod pages;
+mod placement;
 mod probes;
 mod quantize;
 mod quantized;

@@ -28,7 +28,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
 fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
     let needs = vec![LayerNeed::Attention(NEED); LAYERS];
     let plan = Plan { offload, ..Plan::named(plan).unwrap() };
-    plan.build(&needs, &Kernels::new(Choice::Auto, device).unwrap()).unwrap()
+    plan.build(&needs, &Kernels::new(Choice::Auto, device).unwrap().into()).unwrap()
 }
 
 /// Updates a cache like a forward pass over `n` tokens; calls `watch` while each layer is in use.
@@ -129,7 +129,8 @@ fn at_most_two_offloaded_layers_of_a_jamba_are_on_the_device() {
         let Some(start) = in_use(device_of) else { continue };
         let peak = |offload| {
             let plan = Plan { offload, ..Plan::named("quantized:residual=128").unwrap() };
-            let mut cache = plan.build(&needs, &Kernels::new(Choice::Auto, device_of).unwrap()).unwrap();
+            let mut cache =
+                plan.build(&needs, &Kernels::new(Choice::Auto, device_of).unwrap().into()).unwrap();
             let mut peak = 0;
             for n in [2000, 2000, 1, 1, 1] {
                 let step = StepShape { rows: 1, tokens: n, element: 4, last: false };

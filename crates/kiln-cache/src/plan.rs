@@ -8,7 +8,7 @@ use kiln_core::{
     model_cache::{LayerCache, ModelCache},
     need::{AttentionNeed, LayerNeed, RecurrentNeed},
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, Placement};
 
 use crate::{
     CacheSettings, KvFactory, KvStrategy, Offload, QuantizedSettings, STRATEGIES, SinkSettings,
@@ -344,12 +344,14 @@ impl Plan {
         }
     }
 
-    /// Builds one memory per need.
-    pub fn build(&self, needs: &[LayerNeed], kernels: &Kernels) -> Result<ModelCache> {
-        let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
+    /// Builds one memory per need, on the device of its block.
+    pub fn build(&self, needs: &[LayerNeed], placement: &Placement) -> Result<ModelCache> {
         let layers: Result<Vec<LayerCache>> = needs
             .iter()
-            .map(|need| {
+            .enumerate()
+            .map(|(block, need)| {
+                let kernels = placement.of(block);
+                let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
                 Ok(match need {
                     LayerNeed::Attention(need) => LayerCache::Attention(attention(need)?),
                     LayerNeed::EncoderDecoder(need) => LayerCache::EncoderDecoder {

@@ -35,6 +35,13 @@ struct Ledger {
     fail_at: Option<u64>,
 }
 
+impl PartialEq for Budget {
+    /// Whether both are the same budget, not only equal ones.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl Budget {
     /// Creates a budget of `limit` bytes; `None`: the budget only counts.
     pub fn new(limit: Option<u64>) -> Self {

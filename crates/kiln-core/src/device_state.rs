@@ -40,20 +40,22 @@ struct Shared {
     lost: AtomicBool,
 }
 
-/// The number of allocations that a device had refused at some moment.
+/// The numbers of allocations that devices had refused at some moment.
 #[derive(Clone, Debug)]
-pub struct Refusals {
-    of: DeviceState,
-    count: u64,
-}
+pub struct Refusals(Vec<(DeviceState, u64)>);
 
 impl Refusals {
+    /// Returns the refusals of several devices until now.
+    pub fn of_all<'a>(devices: impl IntoIterator<Item = &'a Device>) -> Self {
+        Self(devices.into_iter().flat_map(|device| DeviceState::of(device).refusals().0).collect())
+    }
+
     /// Checks that results computed since can be trusted, as far as they were waited for.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the device refused an allocation since.
+    /// [`Error::OutOfMemory`] if a device refused an allocation since.
     pub fn none_since(&self) -> Result<()> {
-        match self.of.count() == self.count {
+        match self.0.iter().all(|(device, count)| device.count() == *count) {
             true => Ok(()),
             false => Err(Error::refused("a tensor")),
         }
@@ -61,7 +63,7 @@ impl Refusals {
 
     /// Forgets the refusals until now: results computed from here on can be trusted again.
     pub fn forgive(&mut self) {
-        self.count = self.of.count();
+        self.0.iter_mut().for_each(|(device, count)| *count = device.count());
     }
 }
 
@@ -98,7 +100,7 @@ impl DeviceState {
 
     /// Returns the refusals until now.
     pub fn refusals(&self) -> Refusals {
-        Refusals { of: self.clone(), count: self.count() }
+        Refusals(vec![(self.clone(), self.count())])
     }
 
     /// Turns an error message of the device into an [`Error`]. Refused allocations are counted: CUDA reports

@@ -19,6 +19,7 @@ pub mod read_back;
 mod setters;
 pub mod slot;
 pub mod source;
+pub mod stages;
 pub mod tensor_file;
 pub mod unsafe_ops;
 pub mod view;

@@ -117,6 +117,12 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Devices of blocks besides the device of the first block, to which tokens and features are fed. Logits
+    /// are on the device of the last block.
+    fn further_devices(&self) -> Vec<Device> {
+        Vec::new()
+    }
+
     /// Whether the model's attention reads buffers that rows share
     /// ([`BlockKeys::Shared`](crate::model_cache::BlockKeys)).
     fn reads_shared_buffers(&self) -> bool {

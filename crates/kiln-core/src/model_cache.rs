@@ -11,6 +11,7 @@ mod shared;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use block::LayerCache;
+pub use memory::BlockMemory;
 pub use pass::{BlockKeys, Pass, PassRows, RowPart, SharedPart, SharedRows};
 pub use saving::CacheState;
 
@@ -18,6 +19,7 @@ use crate::{
     Error, Result,
     budget::Claim,
     layer::{CacheLayer, KvLayer, Limits, Parents, Reorders, StepShape},
+    stages::Stages,
 };
 use groups::RowGroup;
 use shared::SharedBuffers;
@@ -34,8 +36,8 @@ pub struct ModelCache {
     /// Whether each row keeps its own buffers, because rows are moved between passes, or because there is no
     /// memory for shared ones.
     keeps_apart: bool,
-    /// Claim to the device memory of the layers; `None` if it is not counted.
-    claim: Option<Claim>,
+    /// Claims to the device memory of the layers, one for each stage; `None` if it is not counted.
+    claims: Option<Stages<Claim>>,
     /// Whether tensors were handed out since the last pass and may still be held by others: a captured step
     /// writes to the buffers that it was recorded with, even if others see them.
     lent: AtomicBool,
@@ -49,7 +51,7 @@ impl ModelCache {
             rows: None,
             shared: SharedBuffers::default(),
             keeps_apart: false,
-            claim: None,
+            claims: None,
             lent: AtomicBool::new(false),
         }
     }
@@ -198,7 +200,7 @@ impl ModelCache {
         let layers = self.footprints(step, &tokens);
         // While a layer is split, two copies of it exist.
         let splits = ragged && skip.windows(2).any(|pair| pair[0] != pair[1]);
-        let split = layers.iter().map(|(layer, _)| layer.held).max().filter(|_| splits).unwrap_or(0);
+        let split = layers.iter().map(|part| part.bytes.held).max().filter(|_| splits).unwrap_or(0);
         self.claim_for(&layers, working.max(split))?;
         if ragged {
             self.split_by(skip)?;
@@ -376,18 +378,21 @@ impl ModelCache {
     /// One prompt can serve many continuations this way.
     pub fn snapshot(&self) -> Self {
         self.lent.store(true, Ordering::Relaxed);
-        if let Some(claim) = &self.claim {
-            self.parts().for_each(|part| part.claim_shared(claim));
+        if let Some(claims) = &self.claims {
+            let layers = self.groups.iter().flat_map(|group| group.layers.iter().enumerate());
+            let claimed = |(block, layer): (usize, &LayerCache)| {
+                layer.parts().for_each(|part| part.claim_shared(claims.of(block)));
+            };
+            layers.for_each(claimed);
         }
-        // Further memory of the copy is claimed when it is fed.
-        let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
+        let claims = self.further_claims();
         let groups = self.groups.iter().map(|group| self.snapshot_of(group)).collect();
         let mut snapshot = Self {
             groups,
             rows: self.rows,
             shared: SharedBuffers::default(),
             keeps_apart: self.keeps_apart,
-            claim,
+            claims,
             lent: AtomicBool::new(true),
         };
         if self.groups.iter().any(|group| group.region.is_some()) {

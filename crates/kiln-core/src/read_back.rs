@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use burn::tensor::{Tensor, TensorData, kind::Basic};
+use burn::tensor::{Device, Tensor, TensorData, kind::Basic};
 use burn_std::{RuntimeKind, set_runtime_kind};
 
 use crate::{Error, Result, device_state::DeviceState};
@@ -101,6 +101,27 @@ pub async fn all(reads: Vec<ReadBack>) -> Result<Vec<TensorData>> {
 #[cfg(not(target_family = "wasm"))]
 pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<TensorData> {
     block_on(start(tensor).finish())
+}
+
+/// Moves `tensor` to `device`. Between devices, the elements travel through host memory, because Burn's own
+/// move panics where a device fails. A browser cannot wait for them.
+///
+/// # Errors
+/// The error of the device that it is read from.
+pub fn moved<const D: usize, K: Basic + 'static>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Result<Tensor<D, K>> {
+    if tensor.device() == *device {
+        return Ok(tensor);
+    }
+    #[cfg(not(target_family = "wasm"))]
+    {
+        let dtype = tensor.dtype();
+        Ok(Tensor::from_data(read(tensor)?, (device, dtype)))
+    }
+    #[cfg(target_family = "wasm")]
+    Err(Error::Execution("a browser has one device for each model".to_owned()))
 }
 
 /// Lets other tasks of an async runtime run. Work on a CPU is done when it is requested, so a future that

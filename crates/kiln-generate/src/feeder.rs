@@ -3,13 +3,13 @@
 mod chunks;
 mod decode;
 
-use std::{ops::Range, sync::Arc};
+use std::{iter, ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
-    device_state::{DeviceState, Refusals},
+    device_state::Refusals,
     layer::StepShape,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
@@ -75,7 +75,7 @@ pub(crate) struct Feeder<'a> {
     spare: Option<ModelCache>,
     /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
-    /// Number of allocations that the device had refused when the cache was last complete.
+    /// Numbers of allocations that devices had refused when the cache was last complete.
     pub(crate) refusals: Refusals,
     /// Whether a step was given up with its recording, and with it the contents of the cache.
     pub(crate) lost: bool,
@@ -89,6 +89,7 @@ impl<'a> Feeder<'a> {
         capture: bool,
         device: &Device,
     ) -> Self {
+        let refusals = Refusals::of_all(iter::once(device).chain(&model.further_devices()));
         Self {
             model,
             cache: cache.into(),
@@ -102,7 +103,7 @@ impl<'a> Feeder<'a> {
             features: None,
             spare: None,
             reaches: 0,
-            refusals: DeviceState::of(device).refusals(),
+            refusals,
             lost: false,
         }
     }

@@ -100,9 +100,13 @@ impl<'a> Generation<'a> {
         cache: impl Into<CacheHandle<'a>>,
         batch: Batch,
         prompts: Vec<Vec<TokenId>>,
-        options: Options,
+        mut options: Options,
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
+        if !model.further_devices().is_empty() {
+            // Logits are on another device than tokens, so tokens travel through the host.
+            (options.kernels, options.lookahead, options.compile) = (None, false, false);
+        }
         let cache = cache.into();
         let (settings, vocab) = (&options.settings, model.vocab());
         batch.check_features(model.features(), &cache)?;

@@ -66,7 +66,7 @@ pub use runtime::{
     choice::{Choice, Path, Ran},
     device,
     kernel::{INVARIANT_UP_TO, Kernel},
-    kernels::Kernels,
+    kernels::{Kernels, Placement},
     product::product,
     recording::{Recorded, Recording},
     shader::{Access, Binding, Shader, Text},

@@ -12,7 +12,7 @@ use kiln_core::{
     model::{CausalModel, FeatureShape},
     need::LayerNeed,
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::Placement;
 
 pub mod checkpoint;
 mod config;
@@ -46,7 +46,7 @@ pub use nn::{
     rope::{Rope, Ropes},
 };
 pub use random::{RandomWeights, count_elements};
-pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
+pub use weights::{HostMatrix, HostRows, LoadTarget, Part, Rows, Weights};
 
 /// A reader of the configs of one `model_type`.
 pub trait Architecture: fmt::Debug + Sync {
@@ -84,11 +84,11 @@ pub trait Configured: fmt::Debug {
     /// Names of the model's tensors, and the aliases that checkpoints use.
     fn tensor_names(&self) -> TensorNames;
 
-    /// Loads the weights to the device of `kernels`.
+    /// Loads the weights to the devices of the blocks.
     ///
     /// # Errors
     /// The errors of `weights`, such as a missing tensor or one of another shape; errors of the device.
-    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
+    fn load(&self, weights: &mut dyn Weights, placement: &Placement) -> Result<Box<dyn CausalModel>>;
 
     /// Returns a smaller model with only these blocks, in ascending order, for the comparison of a device
     /// with the CPU; `None` if the model does not support it.

@@ -2,22 +2,24 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Distribution, Tensor};
-use kiln_core::{Result, budget::Claim};
-use kiln_kernels::Kernels;
+use burn::tensor::{DType, Distribution, Tensor};
+use kiln_core::{Result, budget::Claim, stages::Stages};
+use kiln_kernels::Placement;
 
-use crate::{Configured, HostMatrix, Part, Weights, weights::read_now};
+use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, weights::read_now};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
 pub struct RandomWeights {
-    pub device: Device,
+    /// Devices of the blocks
+    pub targets: Stages<LoadTarget>,
+    /// The block that is loaded
+    pub block: usize,
     pub dtype: DType,
-    pub largest_binding: usize,
     /// How many experts of each block stay on the device, where the others are to be in host memory.
     pub resident_experts: Option<usize>,
-    /// To the memory of those made so far.
-    pub claim: Claim,
+    /// Claims to the memory of the weights made so far
+    pub claims: Stages<Claim>,
     /// Elements of all of them, wherever they are.
     pub elements: u64,
 }
@@ -27,12 +29,18 @@ impl RandomWeights {
         let elements = shape.iter().product::<usize>();
         let bytes = elements * self.dtype.size();
         self.elements += elements as u64;
-        self.claim.resize(self.claim.bytes() + bytes as u64)?;
-        Ok(Tensor::random(shape, Distribution::Normal(0.0, 0.02), (&self.device, self.dtype)))
+        let claim = self.claims.of_mut(self.block);
+        claim.resize(claim.bytes() + bytes as u64)?;
+        let device = self.targets.of(self.block).device();
+        Ok(Tensor::random(shape, Distribution::Normal(0.0, 0.02), (device, self.dtype)))
     }
 }
 
 impl Weights for RandomWeights {
+    fn begin_block(&mut self, block: usize) {
+        self.block = block;
+    }
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
@@ -44,7 +52,7 @@ impl Weights for RandomWeights {
     fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {
         let shape = [range.len(), width];
         self.elements += shape.iter().product::<usize>() as u64;
-        let options = (&self.device, self.dtype);
+        let options = (self.targets.of(self.block).device(), self.dtype);
         let numbers = Tensor::<2>::random(shape, Distribution::Normal(0.0, 0.02), options);
         read_now(numbers).map(HostMatrix::dense)
     }
@@ -61,7 +69,7 @@ impl Weights for RandomWeights {
     }
 
     fn largest_binding(&self) -> usize {
-        self.largest_binding
+        self.targets.of(self.block).largest_binding
     }
 
     fn element_bytes(&self) -> usize {
@@ -69,7 +77,7 @@ impl Weights for RandomWeights {
     }
 }
 
-/// Counts the elements of all weights of a model, without making them.
+/// Counts the elements of the weights of each stage of a model, without making them.
 ///
 /// `claim` grows by what models derive of weights while they load, which does take memory.
 ///
@@ -78,30 +86,36 @@ impl Weights for RandomWeights {
 /// what is derived.
 pub fn count_elements(
     configured: &dyn Configured,
-    device: &Device,
-    kernels: &Kernels,
+    placement: &Placement,
     claim: Claim,
-) -> Result<u64> {
-    let mut counted = Counted { device, claim, elements: 0 };
-    configured.load(&mut counted, kernels)?;
+) -> Result<Stages<u64>> {
+    let mut counted = Counted { placement, claim, block: 0, elements: placement.map(|_| 0) };
+    configured.load(&mut counted, placement)?;
     Ok(counted.elements)
 }
 
 /// Hands out tensors of the shapes that it is asked for, which take no memory: one number, seen many times.
 struct Counted<'a> {
-    device: &'a Device,
+    placement: &'a Placement,
     claim: Claim,
-    elements: u64,
+    /// The block that is loaded
+    block: usize,
+    elements: Stages<u64>,
 }
 
 impl Counted<'_> {
     fn zeros<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        self.elements += shape.iter().map(|&n| n as u64).product::<u64>();
-        Tensor::<D>::zeros([1; D], (self.device, DType::F32)).expand(shape)
+        *self.elements.of_mut(self.block) += shape.iter().map(|&n| n as u64).product::<u64>();
+        let device = self.placement.of(self.block).device();
+        Tensor::<D>::zeros([1; D], (device, DType::F32)).expand(shape)
     }
 }
 
 impl Weights for Counted<'_> {
+    fn begin_block(&mut self, block: usize) {
+        self.block = block;
+    }
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         Ok(self.zeros([parts.iter().map(|part| part.rows).sum()]))
     }
@@ -132,8 +146,9 @@ impl Weights for Counted<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "these are tests")]
 mod tests {
+    use burn::tensor::Device;
     use kiln_core::budget::Budget;
-    use kiln_kernels::Choice;
+    use kiln_kernels::{Choice, Kernels};
 
     use super::*;
     use crate::{ConfigFile, configure};
@@ -142,7 +157,8 @@ mod tests {
         let device = Device::flex();
         let configured = configure(&config.parse::<ConfigFile>().unwrap()).unwrap();
         let claim = Budget::new(None).claim("weights", 0).unwrap();
-        count_elements(&*configured, &device, &Kernels::new(Choice::Auto, &device).unwrap(), claim).unwrap()
+        let placement = Kernels::new(Choice::Auto, &device).unwrap().into();
+        count_elements(&*configured, &placement, claim).unwrap().iter().sum()
     }
 
     #[test]

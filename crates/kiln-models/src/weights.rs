@@ -24,6 +24,22 @@ pub(crate) fn no_host_experts() -> Error {
     Error::Setting { name: "offload_experts", why }
 }
 
+/// The device that the weights of a stage are loaded to.
+#[derive(Clone, Debug)]
+pub struct LoadTarget {
+    pub kernels: Kernels,
+    /// Size in bytes of the largest tensor that a kernel can bind.
+    pub largest_binding: usize,
+    /// Whether tensors are copied to memory that the device owns.
+    pub copied: bool,
+}
+
+impl LoadTarget {
+    pub fn device(&self) -> &Device {
+        self.kernels.device()
+    }
+}
+
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -44,6 +60,9 @@ impl Part {
 /// Several parts become one tensor, concatenated along the rows: matrices that multiply the same vector are
 /// one matrix here, however the file stores them.
 pub trait Weights {
+    /// Loads the weights from now on to the device of this block, instead of the device of the first one.
+    fn begin_block(&mut self, _block: usize) {}
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>>;
 
     /// Returns rows `range` of the concatenation of all `parts`, `[rows of all, width]`.

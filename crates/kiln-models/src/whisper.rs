@@ -2,7 +2,7 @@
 //! `WhisperForConditionalGeneration`): an encoder of log-mel features, and a text decoder that attends to the
 //! encoder's output.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Result,
     batch::Batch,
@@ -10,7 +10,7 @@ use kiln_core::{
     model_cache::Pass,
     need::LayerNeed,
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, Placement};
 use serde::Deserialize;
 
 use crate::{
@@ -176,12 +176,12 @@ impl Configured for WhisperConfig {
         names
     }
 
-    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
+    fn load(&self, weights: &mut dyn Weights, placement: &Placement) -> Result<Box<dyn CausalModel>> {
         Ok(Box::new(EncoderDecoder {
             encoder: AudioEncoder::load(&self.encoder, weights)?,
-            decoder: Decoder::load(&self.decoder, weights, kernels)?,
+            decoder: Decoder::load(&self.decoder, weights, placement)?,
             config: self.clone(),
-            kernels: kernels.clone(),
+            kernels: placement.first().clone(),
         }))
     }
 }
@@ -215,6 +215,14 @@ impl CausalModel for EncoderDecoder {
 
     fn ties_embeddings(&self) -> bool {
         self.decoder.ties_embeddings()
+    }
+
+    fn can_be_captured(&self) -> bool {
+        self.decoder.can_be_captured()
+    }
+
+    fn further_devices(&self) -> Vec<Device> {
+        self.decoder.further_devices()
     }
 
     fn features(&self) -> Option<FeatureShape> {

@@ -30,6 +30,7 @@ pub use kiln_core::{
     model::{CausalModel, ExpertTraffic, FeatureShape, Logits, WeightBytes},
     model_cache::ModelCache,
     read_back, source,
+    stages::Stages,
 };
 pub use kiln_generate::{
     AllowedTokens, AssistedSettings, BeamSettings, CacheHandle, ChatTemplates, ContrastiveSettings,

@@ -2,11 +2,11 @@
 
 use std::{
     fmt,
+    ops::Range,
     str::FromStr,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use burn::tensor::Device;
 use kiln_cache::{CacheSpec, Offload, Plan, QuantizedSettings, offload, offload_one};
 use kiln_core::{
     Error, Result,
@@ -15,9 +15,10 @@ use kiln_core::{
     layer::{KvLayer, Positions, StepShape},
     model_cache::{LayerCache, ModelCache},
     need::{AttentionNeed, LayerNeed},
+    stages::Stages,
 };
 use kiln_generate::OomPolicy;
-use kiln_kernels::{Kernels, device::DeviceInfo};
+use kiln_kernels::{Kernels, Placement, device::DeviceInfo};
 
 /// The remedy when a cache does not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,14 +70,19 @@ pub fn usable(device: &DeviceInfo) -> Option<u64> {
 /// Moves layers to host memory.
 #[derive(Debug)]
 pub(crate) struct OffloadLayers {
-    device: Device,
+    placement: Placement,
     /// Whether the user was told.
     told: AtomicBool,
 }
 
 impl OffloadLayers {
-    pub(crate) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), told: AtomicBool::new(false) }
+    pub(crate) fn new(placement: Placement) -> Self {
+        Self { placement, told: AtomicBool::new(false) }
+    }
+
+    /// Makes released memory available again.
+    fn give_back(&self) {
+        self.placement.iter().for_each(|kernels| DeviceState::of(kernels.device()).give_back());
     }
 }
 
@@ -90,7 +96,8 @@ impl OomPolicy for OffloadLayers {
         let over_budget = cache.make_room(step, working).is_err();
         // If the host has no room either, nothing can be done. The system is asked if all layers move, or if
         // they are in host memory already.
-        let moves_all = !over_budget || cache.budget().is_some_and(Budget::is_of_this_process);
+        let moves_all = !over_budget
+            || cache.budgets().is_some_and(|budgets| budgets.iter().any(Budget::is_of_this_process));
         if moves_all && !system_has(before as u64) {
             return Ok(false);
         }
@@ -100,8 +107,7 @@ impl OomPolicy for OffloadLayers {
             // The device ran out of memory, and the missing amount is unknown.
             false => offload(cache, Offload::All)?,
         }
-        // Makes the released memory available again.
-        DeviceState::of(&self.device).give_back();
+        self.give_back();
         let helped = cache.bytes_for(step) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -118,13 +124,12 @@ impl OomPolicy for OffloadLayers {
 #[derive(Debug)]
 pub(crate) struct QuantizeLayers {
     needs: Vec<LayerNeed>,
-    kernels: Kernels,
     then: OffloadLayers,
 }
 
 impl QuantizeLayers {
-    pub(crate) fn new(needs: Vec<LayerNeed>, kernels: &Kernels, device: &Device) -> Self {
-        Self { needs, kernels: kernels.clone(), then: OffloadLayers::new(device) }
+    pub(crate) fn new(needs: Vec<LayerNeed>, placement: Placement) -> Self {
+        Self { needs, then: OffloadLayers::new(placement) }
     }
 
     /// Whether the contents of a block, for rows of all lengths, can be packed and would be smaller.
@@ -151,22 +156,22 @@ impl QuantizeLayers {
         let (packed, held) = layers.iter().map(takes).fold((0, 0), sum);
         layers.iter().all(can_be_packed) && packed < held && spec.factory.check(need).is_ok()
     }
+}
 
-    /// The contents of `layer`, packed.
-    fn packed(
-        &self,
-        layer: &dyn KvLayer,
-        need: &AttentionNeed,
-        spec: &CacheSpec,
-    ) -> Result<Box<dyn KvLayer>> {
-        let mut packed = spec.factory.build(need, &self.kernels)?;
-        packed.keep_history(1);
-        if let Some((keys, values)) = layer.gather()? {
-            let positions = Positions::all_at(0, keys.dims()[0], &keys.device());
-            packed.update(keys, values, &positions)?;
-        }
-        Ok(packed)
+/// The contents of `layer`, packed.
+fn packed(
+    layer: &dyn KvLayer,
+    need: &AttentionNeed,
+    spec: &CacheSpec,
+    kernels: &Kernels,
+) -> Result<Box<dyn KvLayer>> {
+    let mut packed = spec.factory.build(need, kernels)?;
+    packed.keep_history(1);
+    if let Some((keys, values)) = layer.gather()? {
+        let positions = Positions::all_at(0, keys.dims()[0], &keys.device());
+        packed.update(keys, values, &positions)?;
     }
+    Ok(packed)
 }
 
 impl OomPolicy for QuantizeLayers {
@@ -185,11 +190,11 @@ impl OomPolicy for QuantizeLayers {
             let views: Vec<&dyn KvLayer> = layers.iter().map(|layer| &***layer).collect();
             if self.helps(&views, need, &spec, step) {
                 for layer in layers {
-                    *layer = self.packed(&**layer, need, &spec)?;
+                    *layer = packed(&**layer, need, &spec, self.then.placement.of(block))?;
                 }
             }
         }
-        DeviceState::of(&self.then.device).give_back();
+        self.then.give_back();
         if cache.bytes_for(step) >= before {
             return self.then.shrink(cache, step, working);
         }
@@ -227,19 +232,26 @@ pub(crate) fn check(
     working: usize,
     on_oom: OnOutOfMemory,
 ) -> Result<()> {
-    let Some(budget) = cache.budget() else { return Ok(()) };
-    let Some(available) = budget.available() else { return Ok(()) };
-    let fits = |tokens: usize, on_oom| takes(cache, tokens, step, working, on_oom) <= available;
-    if fits(tokens, on_oom) {
-        return Ok(());
-    }
+    let Some(budgets) = cache.budgets() else { return Ok(()) };
+    // Stages on one device share a budget.
+    let missing = |budget: &Budget, tokens: usize, on_oom| {
+        let needed: u64 = budgets
+            .blocks(cache.blocks())
+            .filter(|(_, of_stage)| *of_stage == budget)
+            .map(|(blocks, _)| takes(cache, blocks, tokens, step, working, on_oom))
+            .fold(0, u64::saturating_add);
+        let available = budget.available()?;
+        (needed > available).then_some((needed, available))
+    };
+    let fits = |tokens, on_oom| budgets.iter().all(|budget| missing(budget, tokens, on_oom).is_none());
+    let found = budgets.iter().find_map(|budget| Some((budget, missing(budget, tokens, on_oom)?)));
+    let Some((budget, (needed, available))) = found else { return Ok(()) };
     // Searches for the first length that does not fit; more tokens never take less memory.
     let (mut fit, mut too_long) = (0, tokens);
     while fit + 1 < too_long {
         let middle = fit + (too_long - fit) / 2;
         if fits(middle, on_oom) { fit = middle } else { too_long = middle }
     }
-    let needed = takes(cache, tokens, step, working, on_oom);
     let offload = on_oom == OnOutOfMemory::Fail && fits(tokens, OnOutOfMemory::Offload);
     let ways = [
         offload.then(|| "keep the cache in host memory (`offload`)".to_owned()),
@@ -261,10 +273,18 @@ pub(crate) fn check(
     Err(Error::OutOfMemory { what, needed, available, advice })
 }
 
-/// Bytes that a sequence of `tokens` tokens takes in addition to existing claims, with `working` bytes for
-/// the model's activations.
-fn takes(cache: &ModelCache, tokens: usize, step: &StepShape, working: usize, on_oom: OnOutOfMemory) -> u64 {
+/// Bytes that a sequence of `tokens` tokens takes in these blocks in addition to existing claims, with
+/// `working` bytes for the model's activations.
+fn takes(
+    cache: &ModelCache,
+    blocks: Range<usize>,
+    tokens: usize,
+    step: &StepShape,
+    working: usize,
+    on_oom: OnOutOfMemory,
+) -> u64 {
     let step = StepShape { tokens: tokens.saturating_sub(cache.seq_len()), ..*step };
+    let cache = cache.memory_of(blocks);
     // The current contents of the cache are part of the future contents. Buffers shared with others stay on
     // the device.
     let (bytes, held) = match on_oom {
@@ -277,37 +297,41 @@ fn takes(cache: &ModelCache, tokens: usize, step: &StepShape, working: usize, on
     bytes.saturating_sub(held) as u64
 }
 
-/// Claims the memory of weights, and checks that a sequence of `tokens` tokens fits next to them. `cache` is
-/// an empty one.
+/// Claims the memory of the weights of each stage, and checks that a sequence of `tokens` tokens fits next to
+/// them. `cache` is an empty one.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] with the smallest change that helps.
 pub(crate) fn claim_weights(
-    budget: &Budget,
-    weights: u64,
+    weights: &Stages<(Budget, u64)>,
     cache: ModelCache,
     tokens: usize,
     working: usize,
     [element, half]: [usize; 2],
-) -> Result<Claim> {
+) -> Result<Stages<Claim>> {
     let step = StepShape { rows: 1, tokens: 0, element, last: false };
     let tokens = tokens.max(1);
-    let claim = budget.claim("the model's weights", weights).map_err(|error| {
-        let beside = takes(&cache, tokens, &step, working, OnOutOfMemory::Offload);
-        let needed = weights.saturating_add(beside);
-        let limit = budget.limit().unwrap_or(u64::MAX);
-        let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
-            .then(|| "load them as f16 (`dtype`)".to_owned());
-        let raise = budget.raise_by(needed.saturating_sub(limit)).map(|raise| match tokens {
-            1 => format!("{raise} for one token"),
-            _ => format!("{raise} for {tokens} tokens"),
-        });
-        let ways: Vec<String> = smaller.into_iter().chain(raise).collect();
-        match ways.is_empty() {
-            true => error.advised("use a smaller model"),
-            false => error.advised(ways.join(", or ")),
-        }
+    let mut blocks = weights.blocks(cache.blocks()).map(|(blocks, _)| blocks);
+    let claims = weights.try_map(|(budget, weights)| {
+        let (weights, blocks) = (*weights, blocks.next().unwrap_or_default());
+        budget.claim("the model's weights", weights).map_err(|error| {
+            let beside = takes(&cache, blocks, tokens, &step, working, OnOutOfMemory::Offload);
+            let needed = weights.saturating_add(beside);
+            let limit = budget.limit().unwrap_or(u64::MAX);
+            let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
+                .then(|| "load them as f16 (`dtype`)".to_owned());
+            let raise = budget.raise_by(needed.saturating_sub(limit)).map(|raise| match tokens {
+                1 => format!("{raise} for one token"),
+                _ => format!("{raise} for {tokens} tokens"),
+            });
+            let ways: Vec<String> = smaller.into_iter().chain(raise).collect();
+            match ways.is_empty() {
+                true => error.advised("use a smaller model"),
+                false => error.advised(ways.join(", or ")),
+            }
+        })
     })?;
-    check(&cache.within(budget)?, tokens, &step, working, OnOutOfMemory::Offload)?;
-    Ok(claim)
+    let budgets = weights.map(|(budget, _)| budget.clone());
+    check(&cache.within(&budgets)?, tokens, &step, working, OnOutOfMemory::Offload)?;
+    Ok(claims)
 }

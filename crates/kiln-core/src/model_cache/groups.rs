@@ -4,6 +4,8 @@
 //! groups, usually a single one. Groups are split when rows begin with prompts of different lengths, or are
 //! truncated to different lengths; after that each group continues by itself.
 
+use std::ops::Range;
+
 use super::{LayerCache, shared::Region};
 use crate::{
     Error, Result,
@@ -155,6 +157,17 @@ impl RowGroup {
 
     pub(super) fn limits(&self) -> impl Iterator<Item = Limits> {
         self.layers.iter().filter_map(LayerCache::limits)
+    }
+
+    /// Returns the layers of these blocks.
+    pub(super) fn layers_of(&self, blocks: &Range<usize>) -> &[LayerCache] {
+        let end = blocks.end.min(self.layers.len());
+        &self.layers[blocks.start.min(end)..end]
+    }
+
+    pub(super) fn layers_of_mut(&mut self, blocks: &Range<usize>) -> &mut [LayerCache] {
+        let end = blocks.end.min(self.layers.len());
+        &mut self.layers[blocks.start.min(end)..end]
     }
 
     pub(super) fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {

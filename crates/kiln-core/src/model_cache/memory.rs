@@ -1,116 +1,223 @@
-//! Device memory of a cache, and the claim to it.
+//! Device memory of a cache, and the claims to it.
 
-use super::{ModelCache, groups::RowGroup};
+use std::ops::Range;
+
+use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
     budget::{Budget, Claim},
-    layer::{Footprint, Moved, StepShape},
+    layer::{CacheLayer, Footprint, Moved, StepShape},
+    stages::Stages,
 };
 
+/// Memory of a part of a block while a step is stored, in all groups of rows together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartFootprint {
+    block: usize,
+    pub(super) bytes: Footprint,
+    is_offloaded: bool,
+}
+
+/// Memory of some blocks of a cache: all of them, or those of one stage.
+#[derive(Debug)]
+pub struct BlockMemory<'a> {
+    cache: &'a ModelCache,
+    blocks: Range<usize>,
+}
+
+impl BlockMemory<'_> {
+    /// Largest number of bytes on the device while `step` is stored: the memory that layers hold, counting
+    /// only the largest two adjacent ones of those offloaded, plus the memory that one of them takes in
+    /// addition.
+    pub fn bytes_for(&self, step: &StepShape) -> usize {
+        at_most(&self.footprints(step))
+    }
+
+    /// [`bytes_for`](Self::bytes_for) if every layer were offloaded.
+    pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
+        let mut parts = self.footprints(step);
+        parts.iter_mut().for_each(|part| part.is_offloaded = true);
+        at_most(&parts)
+    }
+
+    /// Number of additional bytes that the largest layer takes while its buffer doubles; 0 if buffers never
+    /// grow.
+    pub fn bytes_growing(&self, step: &StepShape) -> usize {
+        let largest = self.footprints(step).iter().map(|part| part.bytes.largest).max().unwrap_or(0);
+        if self.cache.is_static() { 0 } else { largest / 2 }
+    }
+
+    /// Number of bytes held on the device, including room allocated ahead of need.
+    pub fn device_bytes(&self) -> usize {
+        let own = self.parts().map(|part| part.usage().device).sum::<usize>();
+        own + self.cache.shared.bytes(&self.blocks)
+    }
+
+    /// Number of these bytes that snapshots hold too. The budget counts them once.
+    pub fn shared_bytes(&self) -> usize {
+        self.parts().map(|part| part.usage().shared).sum()
+    }
+
+    fn footprints(&self, step: &StepShape) -> Vec<PartFootprint> {
+        let mut parts = self.cache.footprints(step, &[]);
+        parts.retain(|part| self.blocks.contains(&part.block));
+        parts
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
+        let layers = |group| RowGroup::layers_of(group, &self.blocks).iter();
+        self.cache.groups.iter().flat_map(layers).flat_map(LayerCache::parts)
+    }
+}
+
 impl ModelCache {
-    /// Counts this cache in `budget`.
+    /// Counts this cache in the budgets of the stages.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if the cache holds more than is left.
-    pub fn within(mut self, budget: &Budget) -> Result<Self> {
-        self.claim = Some(budget.claim("the cache", self.device_bytes() as u64)?);
+    pub fn within(mut self, budgets: &Stages<Budget>) -> Result<Self> {
+        self.claims = Some(budgets.try_map(|budget| budget.claim("the cache", 0))?);
+        self.claim_held()?;
         Ok(self)
     }
 
-    /// Claims the memory that feeding `step` takes at most, with `working` bytes of the model's own.
+    /// Claims the memory that feeding `step` takes at most, with `working` bytes of the model's own on each
+    /// device.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if less is left; those of [`check_buffers`](Self::check_buffers). Then nothing
     /// was changed.
     pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
-        let layers = self.footprints(step, &[]);
-        self.claim_for(&layers, working)
+        let parts = self.footprints(step, &[]);
+        self.claim_for(&parts, working)
     }
 
-    pub(super) fn claim_for(&mut self, layers: &[(Footprint, bool)], working: usize) -> Result<()> {
-        self.check_largest(layers)?;
-        let bytes = Self::at_most(layers).saturating_add(working);
-        let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
-        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
+    pub(super) fn claim_for(&mut self, parts: &[PartFootprint], working: usize) -> Result<()> {
+        self.check_largest(parts)?;
+        self.claim_bytes(|_, blocks| {
+            let own: Vec<_> = parts.iter().filter(|part| blocks.contains(&part.block)).copied().collect();
+            at_most(&own).saturating_add(working)
+        })
     }
 
-    /// Number of bytes that snapshots hold too, and that have claims of their own.
-    pub(super) fn claimed_apart(&mut self) -> usize {
-        let Some(claim) = &self.claim else { return 0 };
-        self.groups.iter_mut().flat_map(RowGroup::parts_mut).map(|part| part.claimed_apart(claim)).sum()
+    /// Claims memory for each stage, without the bytes that snapshots hold too and that have claims of their
+    /// own.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; then no claim was changed.
+    fn claim_bytes(&mut self, bytes: impl Fn(&Self, &Range<usize>) -> usize) -> Result<()> {
+        let Some(mut claims) = self.claims.take() else { return Ok(()) };
+        let (before, wanted) = (claims.map(Claim::bytes), self.without_apart(&claims, bytes));
+        let claimed = claims.iter_mut().zip(wanted).try_for_each(|(claim, bytes)| claim.resize(bytes));
+        if claimed.is_err() {
+            for (claim, bytes) in claims.iter_mut().zip(before.iter()) {
+                // A smaller claim is never refused.
+                _ = claim.resize((*bytes).min(claim.bytes()));
+            }
+        }
+        self.claims = Some(claims);
+        claimed
+    }
+
+    /// Returns the bytes of each stage, without those that snapshots hold too and that have claims of their
+    /// own.
+    fn without_apart(
+        &mut self,
+        claims: &Stages<Claim>,
+        bytes: impl Fn(&Self, &Range<usize>) -> usize,
+    ) -> Vec<u64> {
+        let blocks = self.blocks();
+        let of_stage = |(blocks, claim): (Range<usize>, &Claim)| {
+            let layers = self.groups.iter_mut().flat_map(|group| group.layers_of_mut(&blocks));
+            let parts = layers.flat_map(LayerCache::parts_mut);
+            let apart: usize = parts.map(|part| part.claimed_apart(claim)).sum();
+            bytes(self, &blocks).saturating_sub(apart) as u64
+        };
+        claims.blocks(blocks).map(of_stage).collect()
+    }
+
+    /// Claims the memory that is held now.
+    fn claim_held(&mut self) -> Result<()> {
+        self.claim_bytes(|cache, blocks| cache.memory_of(blocks.clone()).device_bytes())
     }
 
     /// Claims memory that layers were given, as far as there is room: the rest is claimed when they are fed.
     pub(super) fn claim_given(&mut self) {
-        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
-        if let Some(claim) = &mut self.claim {
-            _ = claim.resize(bytes);
-        }
+        _ = self.claim_held();
     }
 
-    /// Returns the budget that the cache is counted in.
-    pub fn budget(&self) -> Option<&Budget> {
-        self.claim.as_ref().map(Claim::budget)
+    /// Creates claims in the same budgets, for a cache that shares tensors with this one; further memory is
+    /// claimed when it is fed.
+    pub(super) fn further_claims(&self) -> Option<Stages<Claim>> {
+        let claims = self.claims.as_ref()?;
+        claims.try_map(|claim| claim.budget().claim("the cache", 0)).ok()
+    }
+
+    /// Counts an allocation within the claim of `block`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if this allocation is to fail, in tests.
+    pub(super) fn allocates(&self, block: usize) -> Result<()> {
+        self.claims.as_ref().map_or(Ok(()), |claims| claims.of(block).allocates())
+    }
+
+    /// Returns the budgets that the cache is counted in, one for each stage.
+    pub fn budgets(&self) -> Option<Stages<Budget>> {
+        self.claims.as_ref().map(|claims| claims.map(|claim| claim.budget().clone()))
     }
 
     /// Claims the memory that is held now: to be called when layers hold less than before.
     pub fn recount(&mut self) {
-        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
-        if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
+        let Some(mut claims) = self.claims.take() else { return };
+        let held =
+            self.without_apart(&claims, |cache, blocks| cache.memory_of(blocks.clone()).device_bytes());
+        for (claim, held) in claims.iter_mut().zip(held).filter(|(claim, held)| claim.bytes() > *held) {
             // A smaller claim is never refused.
-            _ = claim.resize(bytes);
+            _ = claim.resize(held);
         }
+        self.claims = Some(claims);
     }
 
-    /// Largest number of bytes on the device while `step` is stored: the memory that layers hold, counting
-    /// only the largest two adjacent ones of those offloaded, plus the memory that one of them takes in
-    /// addition.
+    /// Returns the memory of these blocks.
+    pub fn memory_of(&self, blocks: Range<usize>) -> BlockMemory<'_> {
+        BlockMemory { cache: self, blocks }
+    }
+
+    fn memory(&self) -> BlockMemory<'_> {
+        self.memory_of(0..self.blocks())
+    }
+
+    /// See [`BlockMemory::bytes_for`].
     pub fn bytes_for(&self, step: &StepShape) -> usize {
-        Self::at_most(&self.footprints(step, &[]))
+        self.memory().bytes_for(step)
     }
 
-    /// [`bytes_for`](Self::bytes_for) if every layer were offloaded.
-    pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
-        let mut layers = self.footprints(step, &[]);
-        layers.iter_mut().for_each(|(_, offloaded)| *offloaded = true);
-        Self::at_most(&layers)
-    }
-
-    /// Footprint of each layer while `step` is stored, in all groups together, and whether the layer is
-    /// offloaded. `tokens`: how many of the tokens each group stores, if that is fewer.
-    pub(super) fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<(Footprint, bool)> {
-        let mut all: Vec<(Footprint, bool)> = Vec::new();
+    /// Footprint of each part of each block while `step` is stored. `tokens`: how many of the tokens each
+    /// group stores, if that is fewer.
+    pub(super) fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<PartFootprint> {
+        let mut all: Vec<PartFootprint> = Vec::new();
         for (i, group) in self.groups.iter().enumerate() {
             let rows = group.rows.unwrap_or(step.rows);
             let step = StepShape { rows, tokens: tokens.get(i).copied().unwrap_or(step.tokens), ..*step };
-            for (i, part) in group.parts().enumerate() {
-                let Footprint { held, largest, passing } = part.footprint(&step);
+            let parts = group
+                .layers
+                .iter()
+                .enumerate()
+                .flat_map(|(block, layer)| layer.parts().map(move |part| (block, part)));
+            for (i, (block, part)) in parts.enumerate() {
+                let bytes = part.footprint(&step);
                 match all.get_mut(i) {
-                    Some((sum, _)) => {
-                        sum.held = sum.held.saturating_add(held);
-                        sum.largest = sum.largest.max(largest);
+                    Some(PartFootprint { bytes: sum, .. }) => {
+                        sum.held = sum.held.saturating_add(bytes.held);
+                        sum.largest = sum.largest.max(bytes.largest);
                         // Groups are fed one after another.
-                        sum.passing = sum.passing.max(passing);
+                        sum.passing = sum.passing.max(bytes.passing);
                     }
-                    None => all.push((Footprint { held, largest, passing }, part.is_offloaded())),
+                    None => all.push(PartFootprint { block, bytes, is_offloaded: part.is_offloaded() }),
                 }
             }
         }
         all
-    }
-
-    pub(super) fn at_most(layers: &[(Footprint, bool)]) -> usize {
-        let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
-        let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
-        let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
-            Some(next) if layers.len() > 1 => {
-                in_use(layer).saturating_add(in_use(next)).saturating_add(layer.0.passing)
-            }
-            _ => in_use(layer).saturating_add(layer.0.passing),
-        };
-        // Saturating, because users may ask for any number of tokens.
-        let stay = layers.iter().map(here).fold(0, usize::saturating_add);
-        stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
     }
 
     /// Checks that the device supports buffers as large as layers need to store `step`.
@@ -122,28 +229,30 @@ impl ModelCache {
         self.check_largest(&self.footprints(step, &[]))
     }
 
-    pub(super) fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
-        let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
-        // `largest` counts the keys and the values of a layer together.
-        let needed = layers.iter().map(|(layer, _)| layer.largest / 2).max().unwrap_or(0) as u64;
-        if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
+    fn check_largest(&self, parts: &[PartFootprint]) -> Result<()> {
+        parts.iter().try_for_each(|part| {
+            // `largest` counts the keys and the values of a layer together.
+            let needed = part.bytes.largest as u64 / 2;
+            match self.largest_buffer(part.block) {
+                Some(largest) if needed > largest => Err(Error::BufferTooLarge { needed, largest }),
+                _ => Ok(()),
+            }
+        })
     }
 
-    /// Number of additional bytes that the largest layer takes while its buffer doubles; 0 if buffers never
-    /// grow.
-    pub fn bytes_growing(&self, step: &StepShape) -> usize {
-        let largest = self.footprints(step, &[]).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
-        if self.is_static() { 0 } else { largest / 2 }
+    /// Size in bytes of the largest buffer that the device of `block` supports; `None`: unlimited.
+    pub(super) fn largest_buffer(&self, block: usize) -> Option<u64> {
+        self.claims.as_ref()?.of(block).budget().largest_buffer()
     }
 
-    /// Number of bytes held on the device, including room allocated ahead of need.
+    /// Number of bytes held on devices, including room allocated ahead of need.
     pub fn device_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().device).sum::<usize>() + self.shared.bytes()
+        self.memory().device_bytes()
     }
 
     /// Number of these bytes that snapshots hold too. The budget counts them once.
     pub fn shared_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().shared).sum()
+        self.memory().shared_bytes()
     }
 
     /// Number of bytes held in host memory, instead of on the device.
@@ -155,4 +264,19 @@ impl ModelCache {
     pub fn moved(&self) -> Moved {
         self.parts().map(|part| part.usage().moved).sum()
     }
+}
+
+/// Largest number of bytes that adjacent parts hold on one device while they are used one after another.
+fn at_most(parts: &[PartFootprint]) -> usize {
+    let here = |part: &PartFootprint| if part.is_offloaded { 0 } else { part.bytes.held };
+    let in_use = |part: &PartFootprint| if part.is_offloaded { part.bytes.held } else { 0 };
+    let pair = |(i, part): (usize, &PartFootprint)| match parts.get((i + 1) % parts.len()) {
+        Some(next) if parts.len() > 1 => {
+            in_use(part).saturating_add(in_use(next)).saturating_add(part.bytes.passing)
+        }
+        _ => in_use(part).saturating_add(part.bytes.passing),
+    };
+    // Saturating, because users may ask for any number of tokens.
+    let stay = parts.iter().map(here).fold(0, usize::saturating_add);
+    stay.saturating_add(parts.iter().enumerate().map(pair).max().unwrap_or(0))
 }

@@ -5,7 +5,6 @@ use std::{ops::Range, thread};
 use super::{LayerCache, ModelCache};
 use crate::{
     Error, Result,
-    budget::Claim,
     layer::{CrossLayer, Kv, KvLayer, StateLayer},
 };
 
@@ -96,7 +95,7 @@ impl Pass<'_> {
         if !self.cache.shared.blocks.get(layer).is_some_and(Option::is_some) {
             return self.parts_of_keys(layer).map(BlockKeys::Apart);
         }
-        self.cache.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
+        self.cache.allocates(layer)?;
         let ModelCache { groups, shared, .. } = &mut *self.cache;
         let mut parts = Vec::with_capacity(groups.len());
         let mut row = 0;
@@ -156,7 +155,7 @@ impl Pass<'_> {
         wanted: &'static str,
         of: impl Fn(&mut LayerCache) -> Option<&mut L>,
     ) -> Result<Vec<RowPart<'_, L>>> {
-        self.cache.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
+        self.cache.allocates(layer)?;
         let mut parts = Vec::with_capacity(self.groups.len());
         let mut row = 0;
         for (group, &(skip, _)) in self.cache.groups.iter_mut().zip(&self.groups) {

@@ -78,11 +78,11 @@ impl ModelCache {
         }
         self.recount();
 
-        let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
+        let claims = self.further_claims();
         let mut left = Self {
             groups: vec![leaving],
             rows: Some(1),
-            claim,
+            claims,
             lent: (*self.lent.get_mut()).into(),
             ..Self::new(Vec::new())
         };

@@ -9,12 +9,13 @@
 //! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
 //! tensors of a layer give them back first.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 
 use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
-    budget::Budget,
     layer::{Kv, KvLayer, StepShape},
 };
 
@@ -39,17 +40,22 @@ pub(super) struct Region {
 }
 
 impl SharedBuffers {
-    pub(super) fn bytes(&self) -> usize {
-        self.by_block().sum()
+    /// Number of bytes of these blocks.
+    pub(super) fn bytes(&self, blocks: &Range<usize>) -> usize {
+        self.by_block().filter(|(block, _)| blocks.contains(block)).map(|(_, bytes)| bytes).sum()
     }
 
     fn largest(&self) -> usize {
-        self.by_block().max().unwrap_or(0)
+        self.by_block().map(|(_, bytes)| bytes).max().unwrap_or(0)
     }
 
-    fn by_block(&self) -> impl Iterator<Item = usize> {
+    fn by_block(&self) -> impl Iterator<Item = (usize, usize)> {
         let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
-        self.blocks.iter().flatten().map(move |(keys, values)| bytes(keys) + bytes(values))
+        let shared = move |(block, kv): (usize, &Option<Kv>)| {
+            let (keys, values) = kv.as_ref()?;
+            Some((block, bytes(keys) + bytes(values)))
+        };
+        self.blocks.iter().enumerate().filter_map(shared)
     }
 }
 
@@ -85,10 +91,10 @@ impl ModelCache {
         }
         // While a block is moved, two copies of it exist.
         let layers = self.footprints(step, &[]);
-        let held = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0);
+        let held = layers.iter().map(|part| part.bytes.held).max().unwrap_or(0);
         // Keys of all rows are one buffer, and so are their values.
-        let largest = self.budget().and_then(Budget::largest_buffer);
-        if largest.is_some_and(|largest| held as u64 / 2 > largest) {
+        let is_too_large = |largest: u64| held as u64 / 2 > largest;
+        if (0..self.blocks()).any(|block| self.largest_buffer(block).is_some_and(is_too_large)) {
             return self.give_back_all();
         }
         let moved = held.max(self.shared.largest());

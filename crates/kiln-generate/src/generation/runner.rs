@@ -1,6 +1,6 @@
 //! Runs the model: feeds the tokens of each step, and reads the results.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
@@ -255,10 +255,12 @@ impl<'a> Runner<'a> {
         self.ahead = None;
         self.next = Next::Nothing;
         // Errors of work that is still under way belong to the step that is given up.
-        _ = DeviceState::of(&self.device).sync();
+        let further = self.feeder.model.further_devices();
+        let devices: Vec<_> = iter::once(&self.device).chain(&further).map(DeviceState::of).collect();
+        devices.iter().for_each(|device| _ = device.sync());
         self.feeder.start_over();
         self.guidance.iter_mut().for_each(Guidance::start_over);
-        DeviceState::of(&self.device).give_back();
+        devices.iter().for_each(DeviceState::give_back);
     }
 
     /// Prepares to feed the rows in smaller chunks, or to a cache that takes less memory.

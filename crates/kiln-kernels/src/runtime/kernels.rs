@@ -10,13 +10,16 @@ use std::{
 };
 
 use burn::{backend::DispatchDevice, tensor::Device};
-use kiln_core::{Error, Result, device_state::DeviceState};
+use kiln_core::{Error, Result, device_state::DeviceState, stages::Stages};
 
 use crate::runtime::{
     choice::{Choice, Path, Ran},
     faults,
     kernel::Kernel,
 };
+
+/// The kernels of each stage of a model: which blocks are on which device.
+pub type Placement = Stages<Kernels>;
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
 ///

@@ -1,10 +1,10 @@
 //! Loading of tensors from a checkpoint to a device: each is located, decoded and uploaded.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
-use burn::tensor::{DType, Device, Int, Tensor, kind::Basic};
-use kiln_core::Result;
-use kiln_kernels::{Arithmetic, Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
+use burn::tensor::{DType, Int, Tensor, kind::Basic};
+use kiln_core::{Result, stages::Stages};
+use kiln_kernels::{Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
 use kiln_weights::{Format, gguf::names::Undo};
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     locate::{Locator, Piece},
     upload::Uploader,
 };
-use crate::{HostMatrix, Part, Weights};
+use crate::{HostMatrix, LoadTarget, Part, Weights};
 
 /// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
@@ -22,55 +22,67 @@ pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     locator: Locator<'a>,
     decoder: Decoder<'a>,
-    uploader: Uploader<'a>,
-    dtype: DType,
-    largest_binding: usize,
+    targets: Stages<LoadTarget>,
+    /// The block that is loaded
+    block: usize,
+    uploader: Uploader,
+    use_as: Use,
     resident_experts: Option<usize>,
-    /// Settings for matrices that stay packed as they are stored.
-    packed: Option<Packed>,
+    /// Name and first row of each piece that was loaded
+    loaded: BTreeSet<(String, usize)>,
     parameters: u64,
 }
 
-/// Settings for matrices that stay packed as they are stored.
-struct Packed {
-    kernels: Kernels,
-    use_as: Use,
-}
-
-/// The layout, shape and use of the words of a packed matrix.
+/// The layout and shape of the words of a packed matrix.
 struct Words {
     layout: PackedLayout,
     shape: [usize; 2],
-    use_as: Use,
 }
 
 impl std::fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loader").field("folder", &self.checkpoint.folder).field("dtype", &self.dtype).finish()
+        f.debug_struct("Loader")
+            .field("folder", &self.checkpoint.folder)
+            .field("use_as", &self.use_as)
+            .finish()
     }
 }
 
 impl<'a> Loader<'a> {
-    /// Creates a loader. `copied` is whether tensors are copied to memory that the device owns. `on_progress`
-    /// receives the number of file bytes read, after each read.
+    /// Creates a loader. Matrices stay packed as they are stored, as [`Matrix::Packed`], if the kernels of
+    /// their device can compute with them; `use_as` says how. `on_progress` receives the number of file bytes
+    /// read, after each read.
     pub fn new(
         checkpoint: &'a Checkpoint,
-        device: &'a Device,
-        dtype: DType,
-        largest_binding: usize,
-        copied: bool,
+        targets: Stages<LoadTarget>,
+        use_as: Use,
         on_progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         Self {
             checkpoint,
             locator: Locator::new(checkpoint),
             decoder: Decoder::new(checkpoint, on_progress),
-            uploader: Uploader::new(device, copied),
-            dtype,
-            largest_binding,
+            uploader: Uploader::new(targets.first()),
+            targets,
+            block: 0,
+            use_as,
             resident_experts: None,
-            packed: None,
+            loaded: BTreeSet::new(),
             parameters: 0,
+        }
+    }
+
+    fn target(&self) -> &LoadTarget {
+        self.targets.of(self.block)
+    }
+
+    /// Counts the elements of pieces that are loaded for the first time: a head that is also the embedding
+    /// is loaded twice if it is on another device.
+    fn count(&mut self, pieces: &[Piece<'_>]) {
+        for piece in pieces {
+            if self.loaded.insert((piece.name.to_owned(), piece.first)) {
+                self.parameters += piece.elements();
+            }
         }
     }
 
@@ -78,11 +90,6 @@ impl<'a> Loader<'a> {
     /// stay on the device.
     pub fn keep_experts(&mut self, resident: Option<usize>) {
         self.resident_experts = resident;
-    }
-
-    /// Keeps matrices packed as they are stored, as [`Matrix::Packed`], if `kernels` can compute with them.
-    pub fn keep_packed(&mut self, kernels: Kernels, arithmetic: Arithmetic) {
-        self.packed = Some(Packed { kernels, use_as: Use { dtype: self.dtype, arithmetic } });
     }
 
     /// Checks that every tensor of the checkpoint was requested, and returns the number of loaded elements.
@@ -102,7 +109,7 @@ impl<'a> Loader<'a> {
         shape: [usize; D],
         form: Form,
     ) -> Result<Tensor<D, K>> {
-        self.parameters += pieces.iter().map(Piece::elements).sum::<u64>();
+        self.count(pieces);
         let decoder = &mut self.decoder;
         let mut decode = |pieces: &[Piece<'_>], shape| decoder.decode(pieces, shape, form);
         self.uploader.upload(pieces, shape, form.dtype(), &mut decode)
@@ -115,11 +122,11 @@ impl<'a> Loader<'a> {
         pieces: &[Piece<'_>],
         shape: [usize; 2],
     ) -> Result<Matrix> {
-        let Some(Words { layout, shape: of_words, use_as }) = self.packed_words(layout, shape) else {
-            return self.load(pieces, shape, Form::Numbers(self.dtype)).map(Matrix::Dense);
+        let Some(Words { layout, shape: of_words }) = packed_words(layout, shape) else {
+            return self.load(pieces, shape, self.numbers()).map(Matrix::Dense);
         };
         let words: Tensor<2, Int> = self.load(pieces, of_words, Form::Words(layout))?;
-        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)))
+        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, self.use_as)))
     }
 
     /// Returns the format of all `pieces`, if they share one and only their row order has to be undone.
@@ -141,23 +148,32 @@ impl<'a> Loader<'a> {
         width: usize,
         layout_of: impl Fn(&Kernels, Format, DType) -> Option<PackedLayout>,
     ) -> Option<PackedLayout> {
-        let Packed { kernels, .. } = self.packed.as_ref()?;
-        let layout = layout_of(kernels, self.shared_format(pieces)?, self.dtype)?;
+        let layout = layout_of(&self.target().kernels, self.shared_format(pieces)?, self.use_as.dtype)?;
         layout.words([1, width]).map(|_| layout)
     }
 
-    /// Returns the words of a matrix of this shape; `None` if it is not packed.
-    fn packed_words(&self, layout: Option<PackedLayout>, shape: [usize; 2]) -> Option<Words> {
-        let (layout, Packed { use_as, .. }) = (layout?, self.packed.as_ref()?);
-        Some(Words { layout, shape: layout.words(shape)?, use_as: *use_as })
+    /// Numbers of the compute type.
+    fn numbers(&self) -> Form {
+        Form::Numbers(self.use_as.dtype)
     }
 }
 
+/// Returns the words of a matrix of this shape; `None` if it is not packed.
+fn packed_words(layout: Option<PackedLayout>, shape: [usize; 2]) -> Option<Words> {
+    let layout = layout?;
+    Some(Words { layout, shape: layout.words(shape)? })
+}
+
 impl Weights for Loader<'_> {
+    fn begin_block(&mut self, block: usize) {
+        self.block = block;
+        self.uploader.load_to(self.targets.of(block));
+    }
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         let rows = parts.iter().map(|part| part.rows).sum();
         let pieces = self.locator.rows(parts, &[], &(0..rows))?;
-        self.load(&pieces, [rows], Form::Numbers(self.dtype))
+        self.load(&pieces, [rows], self.numbers())
     }
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
@@ -175,8 +191,8 @@ impl Weights for Loader<'_> {
             parts.iter().map(of_part).reduce(Option::and).flatten()
         });
         let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
-            Some((together, [_, words])) if self.largest_binding >= 4 * words => {
-                self.largest_binding / (4 * words) * together
+            Some((together, [_, words])) if self.largest_binding() >= 4 * words => {
+                self.largest_binding() / (4 * words) * together
             }
             _ => self.rows_at_once(parts, width)?,
         };
@@ -193,11 +209,11 @@ impl Weights for Loader<'_> {
             let rows = start..start + part.rows;
             start = rows.end;
             let entry = self.checkpoint.locate(&part.name, &[part.rows, width])?.entry;
-            let format = match &self.packed {
-                Some(Packed { kernels, .. }) => (self.checkpoint.format(entry))
-                    .filter(|format| PackedLayout::for_matrix(kernels, *format, self.dtype).is_some()),
-                None => None,
-            };
+            let kernels = &self.target().kernels;
+            let format = self
+                .checkpoint
+                .format(entry)
+                .filter(|format| PackedLayout::for_matrix(kernels, *format, self.use_as.dtype).is_some());
             match runs.last_mut() {
                 Some((run, last)) if *last == format => run.end = rows.end,
                 _ => runs.push((rows, format)),
@@ -208,20 +224,20 @@ impl Weights for Loader<'_> {
 
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
         let pieces = self.locator.rows(parts, &[width], &range)?;
-        self.load(&pieces, [range.len(), width], Form::Numbers(self.dtype))
+        self.load(&pieces, [range.len(), width], self.numbers())
     }
 
     fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {
         let pieces = self.locator.rows(parts, &[width], &range)?;
         let shape = [range.len(), width];
-        self.parameters += shape.iter().product::<usize>() as u64;
-        match self.packed_words(self.packed_layout(&pieces, width, PackedLayout::for_matrix), shape) {
-            Some(Words { layout, shape: of_words, use_as }) => {
+        self.count(&pieces);
+        match packed_words(self.packed_layout(&pieces, width, PackedLayout::for_matrix), shape) {
+            Some(Words { layout, shape: of_words }) => {
                 let words = self.decoder.decode(&pieces, of_words, Form::Words(layout))?;
-                Ok(HostMatrix::packed(words, layout, shape, use_as))
+                Ok(HostMatrix::packed(words, layout, shape, self.use_as))
             }
             None => {
-                let numbers = self.decoder.decode(&pieces, shape, Form::Numbers(self.dtype))?;
+                let numbers = self.decoder.decode(&pieces, shape, self.numbers())?;
                 Ok(HostMatrix::dense(numbers))
             }
         }
@@ -237,10 +253,10 @@ impl Weights for Loader<'_> {
     }
 
     fn largest_binding(&self) -> usize {
-        self.largest_binding
+        self.target().largest_binding
     }
 
     fn element_bytes(&self) -> usize {
-        self.dtype.size()
+        self.use_as.dtype.size()
     }
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor};
-use kiln_core::Result;
-use kiln_kernels::Kernels;
+use kiln_core::{Result, stages::Stages};
+use kiln_kernels::{Kernels, Placement};
 
 use super::Checkpoint;
 use crate::{HostMatrix, Part, Weights, configure};
@@ -18,9 +18,29 @@ impl Checkpoint {
     /// # Errors
     /// The errors of loading with a [`Loader`](super::Loader).
     pub fn check_places(&self, device: &Device, kernels: &Kernels) -> Result<()> {
-        let mut places = Places { checkpoint: self, device, used: BTreeSet::new() };
-        configure(&self.config)?.load(&mut places, kernels)?;
-        self.check_used(&places.used)
+        let mut places = Places::new(self, device);
+        configure(&self.config)?.load(&mut places, &kernels.clone().into())?;
+        self.check_used(&places.used.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Returns the size in bytes of the loaded weights of each stage: see [`held_bytes`](Self::held_bytes).
+    ///
+    /// # Errors
+    /// The errors of loading with a [`Loader`](super::Loader).
+    pub fn held_bytes_by_stage(&self, placement: &Placement, dtype: DType) -> Result<Stages<u64>> {
+        let mut places = Places::new(self, placement.first().device());
+        configure(&self.config)?.load(&mut places, placement)?;
+        let mut bytes = placement.map(|_| 0);
+        let stages: Vec<_> = placement.blocks(usize::MAX).map(|(blocks, _)| blocks).collect();
+        let used = |(name, block): &(String, usize)| {
+            let stage = stages.iter().find(|stage| stage.contains(block)).map_or(0, |stage| stage.start);
+            (name.clone(), stage)
+        };
+        for (name, block) in places.used.iter().map(used).collect::<BTreeSet<_>>() {
+            let held = |entry| self.held(&name, entry, placement.of(block), dtype);
+            *bytes.of_mut(block) += self.tensors.get(&name).map_or(0, held);
+        }
+        Ok(bytes)
     }
 }
 
@@ -29,12 +49,19 @@ impl Checkpoint {
 struct Places<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
-    used: BTreeSet<String>,
+    /// The block that is loaded
+    block: usize,
+    /// Names in the files of the tensors that were requested, and the blocks that requested them
+    used: BTreeSet<(String, usize)>,
 }
 
-impl Places<'_> {
+impl<'a> Places<'a> {
+    fn new(checkpoint: &'a Checkpoint, device: &'a Device) -> Self {
+        Self { checkpoint, device, block: 0, used: BTreeSet::new() }
+    }
+
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<()> {
-        self.used.insert(self.checkpoint.locate(name, shape)?.name);
+        self.used.insert((self.checkpoint.locate(name, shape)?.name, self.block));
         Ok(())
     }
 
@@ -44,6 +71,10 @@ impl Places<'_> {
 }
 
 impl Weights for Places<'_> {
+    fn begin_block(&mut self, block: usize) {
+        self.block = block;
+    }
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         parts.iter().try_for_each(|part| self.find(&part.name, &[part.rows]))?;
         Ok(self.zeros([parts.iter().map(|part| part.rows).sum()]))

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData, kind::Basic, s};
 use kiln_core::{Result, device_state::DeviceState};
 
 use super::locate::Piece;
+use crate::LoadTarget;
 
 /// Number of bytes that may be in flight to a GPU before the loader waits for it. Bytes in flight take host
 /// memory twice: the decoded weights, and the driver's staging buffer. Therefore larger tensors also travel
@@ -14,16 +15,23 @@ const IN_FLIGHT: usize = 4 << 20;
 type Decode<'a, const D: usize> = &'a mut dyn FnMut(&[Piece<'_>], [usize; D]) -> Result<TensorData>;
 
 /// Uploads tensors to a device.
-pub(super) struct Uploader<'a> {
-    pub(super) device: &'a Device,
+pub(super) struct Uploader {
+    device: Device,
     /// Whether tensors are copied to memory that the device owns.
-    pub(super) copied: bool,
+    copied: bool,
     in_flight: usize,
 }
 
-impl<'a> Uploader<'a> {
-    pub(super) fn new(device: &'a Device, copied: bool) -> Self {
-        Self { device, copied, in_flight: 0 }
+impl Uploader {
+    pub(super) fn new(target: &LoadTarget) -> Self {
+        Self { device: target.device().clone(), copied: target.copied, in_flight: 0 }
+    }
+
+    /// Uploads to this device from now on.
+    pub(super) fn load_to(&mut self, target: &LoadTarget) {
+        if *target.device() != self.device {
+            *self = Self::new(target);
+        }
     }
 
     /// Uploads `pieces` as one tensor, which travels in slices of its first dimension.
@@ -39,7 +47,7 @@ impl<'a> Uploader<'a> {
         if rows >= shape[0] {
             return self.send(decode(pieces, shape)?, shape, dtype);
         }
-        let device = self.device;
+        let device = &self.device.clone();
         let mut whole = device
             .memory_persistent_allocations(shape, |shape| Tensor::<D, K>::empty(shape, (device, dtype)));
         let mut start = 0;
@@ -66,7 +74,7 @@ impl<'a> Uploader<'a> {
         shape: [usize; D],
         dtype: DType,
     ) -> Result<Tensor<D, K>> {
-        let device = self.device;
+        let device = &self.device;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D, K>::from_data(data, (device, dtype))
         });
@@ -79,6 +87,6 @@ impl<'a> Uploader<'a> {
 
     fn wait(&mut self) -> Result<()> {
         self.in_flight = 0;
-        DeviceState::of(self.device).sync()
+        DeviceState::of(&self.device).sync()
     }
 }

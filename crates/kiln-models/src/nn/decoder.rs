@@ -12,8 +12,9 @@ use kiln_core::{
     model::{CausalModel, ExpertTraffic, Logits, WeightBytes},
     model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
+    read_back::moved,
 };
-use kiln_kernels::{Activation, Kernels, NormOrder};
+use kiln_kernels::{Activation, Kernels, NormOrder, Placement};
 
 use super::{
     attention::AttentionConfig,
@@ -243,8 +244,8 @@ impl Configured for DecoderConfig {
         self.tensor_names()
     }
 
-    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
-        Ok(Box::new(Decoder::load(self, weights, kernels)?))
+    fn load(&self, weights: &mut dyn Weights, placement: &Placement) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(Decoder::load(self, weights, placement)?))
     }
 
     fn only(&self, blocks: &[usize]) -> Option<Box<dyn Configured>> {
@@ -267,42 +268,52 @@ pub(crate) struct Decoder {
     norm: Norm,
     lm_head: Rows,
     config: DecoderConfig,
-    kernels: Kernels,
+    placement: Placement,
 }
 
 impl Decoder {
-    pub(crate) fn load(config: &DecoderConfig, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Self> {
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        weights: &mut dyn Weights,
+        placement: &Placement,
+    ) -> Result<Self> {
         let Sizes { hidden, vocab, tied, .. } = config.sizes;
         let Names { model, embeddings, norm, head, .. } = config.names;
-        let embed_tokens =
-            weights.rows(&[Part::new(format!("{model}.{embeddings}.weight"), vocab)], hidden)?;
+        let embeddings = [Part::new(format!("{model}.{embeddings}.weight"), vocab)];
+        let embed_tokens = weights.rows(&embeddings, hidden)?;
         let table = |rows| Part::new(format!("{model}.embed_positions.weight"), rows);
         let embed_positions = config.learned_positions.map(|rows| weights.rows(&[table(rows)], hidden));
         let block = |(i, block): (usize, &BlockConfig)| {
             let number = config.numbers.as_ref().and_then(|numbers| numbers.get(i).copied()).unwrap_or(i);
+            weights.begin_block(i);
             Block::load(weights, &format!("{model}.layers.{number}"), block, config)
         };
         let layers: Result<_> = config.blocks.iter().enumerate().map(block).collect();
+        let is_near = placement.first().device() == placement.last().device();
         Ok(Self {
             embed_positions: embed_positions.transpose()?,
             layers: layers?,
             norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
             lm_head: match tied {
-                true => embed_tokens.clone(),
+                true if is_near => embed_tokens.clone(),
+                true => weights.rows(&embeddings, hidden)?,
                 false => weights.rows(&[Part::new(format!("{head}.weight"), vocab)], hidden)?,
             },
             embed_tokens,
             config: config.clone(),
-            kernels: kernels.clone(),
+            placement: placement.clone(),
         })
     }
 
     /// Stores the keys and values that the blocks compute from `encoded` `[rows, positions, hidden]`.
     pub(crate) fn condition(&self, encoded: &Tensor<3>, pass: &mut Pass<'_>) -> Result<()> {
-        self.layers
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, block)| block.condition(encoded, i, pass, &self.kernels))
+        let mut encoded = encoded.clone();
+        for (i, block) in self.layers.iter().enumerate() {
+            let kernels = self.placement.of(i);
+            encoded = moved(encoded, kernels.device())?;
+            block.condition(&encoded, i, pass, kernels)?;
+        }
+        Ok(())
     }
 }
 
@@ -322,7 +333,8 @@ impl CausalModel for Decoder {
     fn weight_bytes(&self) -> WeightBytes {
         let blocks = self.layers.iter().map(Block::bytes).fold(WeightBytes::default(), Add::add);
         let head = self.norm.bytes() + self.lm_head.bytes();
-        let looked_up = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
+        let shares_head = self.config.sizes.tied && self.further_devices().is_empty();
+        let looked_up = if shares_head { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
         blocks + WeightBytes { held: head + looked_up + positions, in_host_memory: 0, multiplied: head }
     }
@@ -336,8 +348,13 @@ impl CausalModel for Decoder {
     }
 
     fn can_be_captured(&self) -> bool {
-        // With experts in host memory, routing is read back.
-        self.expert_traffic().is_none()
+        // With experts in host memory, routing is read back; between devices, hidden states are.
+        self.expert_traffic().is_none() && self.further_devices().is_empty()
+    }
+
+    fn further_devices(&self) -> Vec<Device> {
+        let first = self.placement.first().device();
+        self.placement.iter().map(Kernels::device).filter(|device| *device != first).cloned().collect()
     }
 
     fn working_bytes(&self, rows: usize, tokens: usize) -> usize {
@@ -363,34 +380,42 @@ impl CausalModel for Decoder {
     }
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
-        let kernels = &self.kernels;
-        let mut places = Places::new(batch, self.config.ropes.as_ref(), pass);
+        let (ropes, kernels) = (self.config.ropes.as_ref(), self.placement.first());
+        let mut places = self.placement.map(|kernels| Places::new(batch, ropes, pass, kernels.device()));
         if let Logits::Alignment(heads) = logits {
             self.config.check_alignment(heads)?;
-            places.aligned = heads;
+            places.iter_mut().for_each(|places| places.aligned = heads);
         }
-        let mut x = self.embed_tokens.select(places.tokens(), kernels);
+        let mut x = self.embed_tokens.select(places.first().tokens()?, kernels);
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
         }
         if let Some(table) = &self.embed_positions {
-            x = x + table.select(places.learned(pass), kernels);
+            x = x + table.select(places.first().learned(pass), kernels);
         }
         if self.config.float32_residual {
             x = x.cast(DType::F32);
         }
+        let device = self.placement.last().device().clone();
         // Inputs of the head.
         let mut hidden = Vec::new();
         for (i, block) in self.layers.iter().enumerate() {
+            let (places, kernels) = (places.of_mut(i), self.placement.of(i));
+            x = moved(x, kernels.device())?;
             if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
                 hidden.push(places.last(x.clone()));
             }
-            x = block.forward(x, i, &mut places, pass, kernels)?;
+            x = block.forward(x, i, places, pass, kernels)?;
         }
         if matches!(logits, Logits::Alignment(_)) {
-            return Ok(side_by_side(places.alignments));
+            let alignments = places.iter_mut().flat_map(|places| std::mem::take(&mut places.alignments));
+            let alignments = alignments.map(|alignment| moved(alignment, &device));
+            return Ok(side_by_side(alignments.collect::<Result<_>>()?));
         }
+        x = moved(x, &device)?;
+        let hidden = hidden.into_iter().map(|x| moved(x, &device)).collect::<Result<Vec<_>>>()?;
+        let (places, kernels) = (places.last(), self.placement.last());
         let x = match logits {
             Logits::All | Logits::Hidden | Logits::Alignment(_) => x,
             Logits::Last | Logits::Early(_) => places.last(x),
@@ -418,7 +443,7 @@ impl Decoder {
     /// Returns logits in float32, without the softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
         let hidden = hidden.cast(self.norm.dtype());
-        self.lm_head.project(hidden, None, None, &self.kernels).cast(DType::F32)
+        self.lm_head.project(hidden, None, None, self.placement.last()).cast(DType::F32)
     }
 
     fn capped(&self, logits: Tensor<3>) -> Tensor<3> {

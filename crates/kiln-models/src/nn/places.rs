@@ -8,6 +8,7 @@ use kiln_core::{
     batch::{Batch, PreparedSteps},
     layer::{CrossLayer, KvLayer, Positions, RowPosition, StateLayer},
     model_cache::{Pass, PassRows, RowPart, SharedPart},
+    read_back::moved,
 };
 
 use super::rope::{Rope, Ropes};
@@ -105,8 +106,8 @@ pub(crate) struct Places<'a> {
 pub(super) type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>, pass: &Pass<'_>) -> Self {
-        let device = batch.tokens.device();
+    /// Creates the positions of a pass for blocks on `device`.
+    pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>, pass: &Pass<'_>, device: &Device) -> Self {
         let skips = || pass.rows().flat_map(|PassRows { rows, skip, .. }| rows.map(move |_| skip));
         let layout = if skips().all(|skip| skip == 0) {
             Layout::Rectangle
@@ -121,7 +122,7 @@ impl<'a> Places<'a> {
             batch,
             layout,
             ropes,
-            device,
+            device: device.clone(),
             positions: Vec::new(),
             aligned: &[],
             alignments: Vec::new(),
@@ -177,13 +178,16 @@ impl<'a> Places<'a> {
     }
 
     /// Returns the tokens of the pass, `[rows, columns]` or `[1, tokens]`.
-    pub(crate) fn tokens(&self) -> Tensor<2, Int> {
-        let tokens = self.batch.tokens.clone();
-        let Layout::Flat(ends) = &self.layout else { return tokens };
+    ///
+    /// # Errors
+    /// The errors of [`moved`].
+    pub(crate) fn tokens(&self) -> Result<Tensor<2, Int>> {
+        let tokens = moved(self.batch.tokens.clone(), &self.device)?;
+        let Layout::Flat(ends) = &self.layout else { return Ok(tokens) };
         let [rows, columns] = tokens.dims();
         let of_row = |row: usize| (row + 1) * columns - (ends[row + 1] - ends[row])..(row + 1) * columns;
         let numbers = (0..rows).flat_map(of_row).collect();
-        tokens.reshape([1, rows * columns]).select(1, self.numbers(numbers))
+        Ok(tokens.reshape([1, rows * columns]).select(1, self.numbers(numbers)))
     }
 
     /// Returns the last token of each row, `[rows, 1, width]`.
@@ -353,6 +357,9 @@ impl<'a> Places<'a> {
     /// Returns the precomputed steps on the device, if they match this frame.
     fn steps(&self, frame: &Frame) -> Option<&'a PreparedSteps> {
         let steps = self.batch.steps.as_ref().filter(|_| frame.new == 1 && frame.start.is_none())?;
+        if steps.taken.device() != self.device {
+            return None;
+        }
         let rows = &steps.positions.on_host[frame.rows.clone()];
         rows.iter().all(|row| row.first == frame.first).then_some(steps)
     }

@@ -69,20 +69,20 @@ impl Model {
         }
         let oom_policy: Option<Arc<dyn OomPolicy>> = match on_oom {
             OnOutOfMemory::Fail => None,
-            OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
+            OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.loaded.placement.clone()))),
             OnOutOfMemory::Quantize => {
                 let needs = self.loaded.causal.needs();
-                Some(Arc::new(QuantizeLayers::new(needs, &self.loaded.kernels, self.device())))
+                Some(Arc::new(QuantizeLayers::new(needs, self.loaded.placement.clone())))
             }
         };
-        let is_asynchronous = self.loaded.device.is_asynchronous();
+        let is_asynchronous = self.opened().is_asynchronous();
         Ok(Options {
             settings,
             prefill_chunk: Some(prefill_chunk),
             oom_policy,
             lookahead: is_asynchronous,
             compile: options.compile && self.loaded.captures && is_asynchronous,
-            kernels: Some(self.loaded.kernels.clone()),
+            kernels: Some(self.kernels().clone()),
             ..options
         })
     }

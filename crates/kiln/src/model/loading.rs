@@ -9,21 +9,22 @@ use std::{
     time::Duration,
 };
 
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
-    budget::Budget,
+    budget::{Budget, Claim},
     device_state::{DeviceState, Refusals},
     source::{MemorySource, Source},
+    stages::Stages,
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
-    Arithmetic, Choice, Kernels, PackedLayout,
+    Arithmetic, Choice, Kernels, PackedLayout, Placement, Use,
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
-    ConfigFile, Configured, Mixture, RandomWeights, Sizes,
+    ConfigFile, Configured, LoadTarget, Mixture, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure, count_elements,
 };
@@ -114,6 +115,8 @@ pub struct LoadProgress {
 pub struct ModelBuilder<'a> {
     weights: WeightSource,
     device: Place,
+    /// Stages after the first: number of the first block, and device.
+    further_stages: Vec<(usize, Opened)>,
     dtype: DtypeChoice,
     kernels: Choice,
     arithmetic: Arithmetic,
@@ -159,6 +162,7 @@ impl<'a> ModelBuilder<'a> {
         Self {
             weights,
             device: Place::Named(DeviceName::Auto),
+            further_stages: Vec::new(),
             dtype: DtypeChoice::Auto,
             kernels: Choice::Auto,
             arithmetic: Arithmetic::default(),
@@ -217,6 +221,24 @@ impl<'a> ModelBuilder<'a> {
     /// Uses a device that is already open.
     pub fn opened(self, device: Opened) -> Self {
         Self { device: Place::Opened(Box::new(device)), ..self }
+    }
+
+    /// Computes the blocks from number `first` on, and the head, on another device that is open; to be called
+    /// in the order of the blocks. Hidden states travel between devices through host memory, so steps are
+    /// not captured, and the host chooses the tokens. [`memory`](Self::memory) limits each device.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Model, device};
+    ///
+    /// let device = device::open("cpu".parse()?)?;
+    /// let model = Model::builder(folder).opened(device.clone()).stage(2, device).load()?;
+    /// assert_eq!(model.placement().count(), 2);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn stage(mut self, first: usize, device: Opened) -> Self {
+        self.further_stages.push((first, device));
+        self
     }
 
     /// Sets the number type of weights, activations and caches. Default: [`DtypeChoice::Auto`].
@@ -316,8 +338,7 @@ impl<'a> ModelBuilder<'a> {
     /// model does not fit.
     pub fn load(mut self) -> Result<Model> {
         let started = Instant::now();
-        let device = self.open()?;
-        let kernels = Kernels::new(self.kernels, &device.device)?;
+        let devices = self.open_all()?;
         let mut on_progress = self.on_progress.take();
         let mut on_progress = |progress| {
             if let Some(on_progress) = &mut on_progress {
@@ -325,8 +346,8 @@ impl<'a> ModelBuilder<'a> {
             }
         };
         let mut loaded = match &self.weights {
-            WeightSource::Random(config) => self.make_up(config, device, kernels)?,
-            _ => self.load_checkpoint(self.checkpoint()?, device, kernels, &mut on_progress)?,
+            WeightSource::Random(config) => self.make_up(config, &devices)?,
+            _ => self.load_checkpoint(self.checkpoint()?, &devices, &mut on_progress)?,
         };
         loaded.load_time = started.elapsed();
         Ok(Model { loaded: Arc::new(loaded) })
@@ -345,6 +366,10 @@ impl<'a> ModelBuilder<'a> {
         let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
+        if !self.further_stages.is_empty() {
+            let why = "are compared one device at a time; load the model without further stages".to_owned();
+            return Err(Error::Setting { name: "stages", why });
+        }
         if device.info.class == DeviceClass::Cpu || !cfg!(feature = "cpu") {
             return Ok(None);
         }
@@ -364,15 +389,34 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
+    /// The device of each stage.
+    fn open_all(&self) -> Result<Stages<Opened>> {
+        let further = self.further_stages.iter();
+        further
+            .cloned()
+            .try_fold(self.open()?.into(), |stages: Stages<_>, (first, device)| stages.then(first, device))
+    }
+
+    /// Checks that every stage has a block.
+    fn check_stages(&self, blocks: usize) -> Result<()> {
+        match self.further_stages.iter().find(|(first, _)| *first >= blocks) {
+            None => Ok(()),
+            Some((first, _)) => {
+                let why =
+                    format!("begin a stage with block {first}, and the model has {blocks} blocks, from 0 on");
+                Err(Error::Setting { name: "stages", why })
+            }
+        }
+    }
+
     fn load_checkpoint(
         &self,
         mut checkpoint: Checkpoint,
-        device: Opened,
-        kernels: Kernels,
+        devices: &Stages<Opened>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded> {
         let configured = configure(&checkpoint.config)?;
-        let dtype = self.dtype_on(&device, &*configured)?;
+        let dtype = self.dtype_of(devices, &*configured)?;
         // Small files come first, so that their errors are reported before the long work.
         let generation = generation_config(&checkpoint)?;
         let tokenizer = tokenizer(&checkpoint)?;
@@ -386,56 +430,69 @@ impl<'a> ModelBuilder<'a> {
         }
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
+        let half = devices.first().half_dtype(configured.fits_float16());
+        let half = half.map_or(dtype.size(), |half| half.size());
         if let Some(mixture) = self.quant {
-            check_quant(mixture, &kernels, dtype, &device.info)?;
+            for device in devices.iter() {
+                let kernels = Kernels::new(self.kernels, &device.device)?;
+                check_quant(mixture, &kernels, dtype, &device.info)?;
+            }
             checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
         }
-        let formats = checkpoint.packed_formats(&kernels, dtype);
-        let binding = self.largest_binding_on(&device);
-        let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
-        let trusted = self.trusted(kernels, device, dtype, &formats, ends.as_ref())?;
-        let Trusted { device, kernels, captures } = trusted;
+        let stages = self.trusted_stages(devices, dtype, |kernels, device| {
+            let binding = self.largest_binding_on(device);
+            let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
+            (checkpoint.packed_formats(kernels, dtype), ends)
+        })?;
+        let placement = stages.map(|stage| stage.kernels.clone());
         if let Some(mixture) = self.quant {
-            check_quant(mixture, &kernels, dtype, &device.info)?;
+            for Trusted { kernels, device, .. } in stages.iter() {
+                check_quant(mixture, kernels, dtype, &device.info)?;
+            }
         }
-        let held = checkpoint.held_bytes(&kernels, dtype);
-        let of_experts = checkpoint.held_expert_bytes(&kernels, dtype);
+        let by_stage = match &self.further_stages[..] {
+            [] => checkpoint.held_bytes(placement.first(), dtype).into(),
+            _ => checkpoint.held_bytes_by_stage(&placement, dtype)?,
+        };
+        let held: u64 = by_stage.iter().sum();
+        let of_experts = checkpoint.held_expert_bytes(placement.first(), dtype);
+        let spared = self.spared(&stages.first().device, &configured.sizes(), of_experts)?;
+        let mut by_stage = by_stage.iter().map(|held| held.saturating_sub(spared));
         // Weights that are packed would not be smaller in float16.
         let half = if held < elements * dtype.size() as u64 { dtype.size() } else { half };
-        let claim = claim_weights(
-            &self.budget(&device),
-            held.saturating_sub(self.spared(&device, &configured.sizes(), of_experts)?),
-            plan.build(&needs, &kernels)?,
+        let budgets = self.budgets(&stages);
+        let claims = claim_weights(
+            &budgets.map(|budget| (budget.clone(), by_stage.next().unwrap_or(0))),
+            plan.build(&needs, &placement)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
             [dtype.size(), half],
         )?;
-        let refusals = DeviceState::of(&device.device).refusals();
+        let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let total = checkpoint.bytes();
         let mut read = 0;
-        let largest_binding = self.largest_binding_on(&device);
         let mut on_progress = |bytes: u64| {
             read += bytes;
             on_progress(LoadProgress { read, total });
         };
         on_progress(0);
-        let copied = device.is_asynchronous();
-        let mut loader =
-            Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);
+        let use_as = Use { dtype, arithmetic: self.arithmetic };
+        let mut loader = Loader::new(&checkpoint, self.targets(&stages), use_as, &mut on_progress);
         loader.keep_experts(self.resident_experts);
-        loader.keep_packed(kernels.clone(), self.arithmetic);
-        let causal = configured.load(&mut loader, &kernels)?;
+        let causal = configured.load(&mut loader, &placement)?;
         let parameters = loader.finish()?;
-        wait_for_weights(&device.device, &refusals)?;
-        tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
+        wait_for_weights(&placement, &refusals)?;
+        for Trusted { device, .. } in stages.iter() {
+            tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
+        }
         Ok(Loaded {
             causal: causal.into(),
             name: name_of(&checkpoint.folder),
             sizes: configured.sizes(),
-            device,
+            captures: stages.iter().all(|stage| stage.captures),
+            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), claim)),
+            placement,
             dtype,
-            kernels,
             tokenizer: tokenizer.map(Arc::new),
             token_table: Mutex::default(),
             generation,
@@ -444,50 +501,56 @@ impl<'a> ModelBuilder<'a> {
             plan: own_plan,
             fingerprint: Some(checkpoint.fingerprint()?),
             parameters,
-            claim,
             load_time: Duration::ZERO,
-            captures,
             told: AtomicBool::new(false),
         })
     }
 
-    fn make_up(&self, config: &ConfigFile, device: Opened, kernels: Kernels) -> Result<Loaded> {
+    fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
         let configured = configure(config)?;
-        let dtype = self.dtype_on(&device, &*configured)?;
-        let Trusted { device, kernels, captures } = self.trusted(kernels, device, dtype, &[], None)?;
-        let budget = self.budget(&device);
+        let dtype = self.dtype_of(devices, &*configured)?;
+        let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None))?;
+        let placement = stages.map(|stage| stage.kernels.clone());
+        let budgets = self.budgets(&stages);
         // Counts all of them first: if weights were generated one by one, minutes would pass before one does
         // not fit.
-        let claim = budget.claim("the model's weights", 0)?;
-        let bytes = count_elements(&*configured, &device.device, &kernels, claim)?;
-        let bytes = bytes.saturating_mul(dtype.size() as u64);
+        let claim = budgets.first().claim("the model's weights", 0)?;
+        let elements = count_elements(&*configured, &placement, claim)?;
         let configured_sizes = configured.sizes();
         let of_experts = configured_sizes.expert_elements().saturating_mul(dtype.size() as u64);
-        let spared = self.spared(&device, &configured_sizes, of_experts)?;
-        let held = budget.claim("the model's weights", bytes.saturating_sub(spared))?.bytes();
+        let spared = self.spared(&stages.first().device, &configured_sizes, of_experts)?;
+        let mut bytes = elements.iter().map(|elements| elements.saturating_mul(dtype.size() as u64));
+        let held = budgets.try_map(|budget| {
+            let bytes = bytes.next().unwrap_or(0).saturating_sub(spared);
+            budget.claim("the model's weights", bytes)
+        })?;
+        let held = held.map(Claim::bytes);
         let mut weights = RandomWeights {
-            device: device.device.clone(),
+            targets: self.targets(&stages),
+            block: 0,
             dtype,
-            largest_binding: self.largest_binding_on(&device),
             resident_experts: self.resident_experts,
-            claim: budget.claim("weights", 0)?,
+            claims: budgets.try_map(|budget| budget.claim("weights", 0))?,
             elements: 0,
         };
-        let refusals = DeviceState::of(&device.device).refusals();
-        let causal = configured.load(&mut weights, &kernels)?;
-        let RandomWeights { mut claim, elements, .. } = weights;
+        let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
+        let causal = configured.load(&mut weights, &placement)?;
+        let RandomWeights { mut claims, elements, .. } = weights;
         if self.resident_experts.is_some() {
             // Includes room for the experts that will be resident.
-            claim.resize(claim.bytes().max(held))?;
+            for (claim, held) in claims.iter_mut().zip(held.iter()) {
+                claim.resize(claim.bytes().max(*held))?;
+            }
         }
-        wait_for_weights(&device.device, &refusals)?;
+        wait_for_weights(&placement, &refusals)?;
         Ok(Loaded {
             causal: causal.into(),
             name: "random".to_owned(),
             sizes: configured.sizes(),
-            device,
+            captures: stages.iter().all(|stage| stage.captures),
+            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), claim)),
+            placement,
             dtype,
-            kernels,
             tokenizer: None,
             token_table: Mutex::default(),
             generation: GenerationConfig::default(),
@@ -496,10 +559,29 @@ impl<'a> ModelBuilder<'a> {
             plan: Plan::dynamic(),
             fingerprint: None,
             parameters: elements,
-            claim,
             load_time: Duration::ZERO,
-            captures,
             told: AtomicBool::new(false),
+        })
+    }
+
+    /// The stages without parts of their devices that give wrong results. `parts`: the packed formats and the
+    /// blocks of the model that are compared on a device.
+    fn trusted_stages<'c>(
+        &self,
+        devices: &Stages<Opened>,
+        dtype: DType,
+        parts: impl Fn(&Kernels, &Opened) -> (Vec<Format>, Option<Ends<'c>>),
+    ) -> Result<Stages<Trusted>> {
+        let mut known: Vec<(Opened, Trusted)> = Vec::new();
+        devices.try_map(|device| {
+            if let Some((_, trusted)) = known.iter().find(|(other, _)| other.device == device.device) {
+                return Ok(trusted.clone());
+            }
+            let kernels = Kernels::new(self.kernels, &device.device)?;
+            let (formats, ends) = parts(&kernels, device);
+            let trusted = self.trusted(kernels, device.clone(), dtype, &formats, ends.as_ref())?;
+            known.push((device.clone(), trusted.clone()));
+            Ok(trusted)
         })
     }
 
@@ -520,6 +602,18 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
+    /// The number type for all stages: that of the first one, if the others support it.
+    fn dtype_of(&self, devices: &Stages<Opened>, configured: &dyn Configured) -> Result<DType> {
+        self.check_stages(configured.needs().len())?;
+        if !self.further_stages.is_empty() && self.resident_experts.is_some() {
+            let why = "is for models on one device; leave it out, or leave out the further stages".to_owned();
+            return Err(Error::Setting { name: "offload_experts", why });
+        }
+        let dtype = self.dtype_on(devices.first(), configured)?;
+        devices.iter().try_for_each(|device| check_dtype(device, dtype))?;
+        Ok(dtype)
+    }
+
     fn dtype_on(&self, device: &Opened, configured: &dyn Configured) -> Result<DType> {
         let dtype = match self.dtype {
             DtypeChoice::Auto => device.natural_dtype(configured.fits_float16()),
@@ -527,17 +621,31 @@ impl<'a> ModelBuilder<'a> {
             DtypeChoice::F16 => DType::F16,
             DtypeChoice::Bf16 => DType::BF16,
         };
-        let wrong = |why| Err(Error::Setting { name: "dtype", why });
-        if !device.device.supports_dtype(dtype) {
-            return wrong(format!("{} does not compute {}; use f32", device.info.name, dtype.name()));
-        }
-        if device.info.class == DeviceClass::Cpu && dtype == DType::BF16 {
-            return wrong(
-                "the CPU computes bf16 ten times slower than f32; use f32, or f16 for half the memory"
-                    .to_owned(),
-            );
-        }
+        check_dtype(device, dtype)?;
         Ok(dtype)
+    }
+
+    /// The device of each stage, to load weights to it.
+    fn targets(&self, stages: &Stages<Trusted>) -> Stages<LoadTarget> {
+        stages.map(|Trusted { kernels, device, .. }| LoadTarget {
+            kernels: kernels.clone(),
+            largest_binding: self.largest_binding_on(device),
+            copied: device.is_asynchronous(),
+        })
+    }
+
+    /// The budget of each stage. Stages on one device share a budget.
+    fn budgets(&self, stages: &Stages<Trusted>) -> Stages<Budget> {
+        let mut known: Vec<(&Opened, Budget)> = Vec::new();
+        for Trusted { device, .. } in stages.iter() {
+            if known.iter().all(|(other, _)| other.device != device.device) {
+                known.push((device, self.budget(device)));
+            }
+        }
+        stages.map(|Trusted { device, .. }| {
+            let same = known.iter().find(|(other, _)| other.device == device.device);
+            same.map_or_else(|| self.budget(device), |(_, budget)| budget.clone())
+        })
     }
 
     /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host
@@ -587,12 +695,29 @@ pub(crate) fn check_quant(
     Err(Error::Setting { name: "quant", why })
 }
 
-/// Waits until the weights are on the device.
+/// Checks that the device computes numbers of this type.
 ///
 /// # Errors
-/// The error of the device; [`Error::OutOfMemory`] if it had no room for them.
-fn wait_for_weights(device: &Device, before: &Refusals) -> Result<()> {
-    DeviceState::of(device).sync()?;
+/// [`Error::Setting`] if it does not.
+fn check_dtype(device: &Opened, dtype: DType) -> Result<()> {
+    let wrong = |why| Err(Error::Setting { name: "dtype", why });
+    if !device.device.supports_dtype(dtype) {
+        return wrong(format!("{} does not compute {}; use f32", device.info.name, dtype.name()));
+    }
+    if device.info.class == DeviceClass::Cpu && dtype == DType::BF16 {
+        return wrong(
+            "the CPU computes bf16 ten times slower than f32; use f32, or f16 for half the memory".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Waits until the weights are on their devices.
+///
+/// # Errors
+/// The error of a device; [`Error::OutOfMemory`] if it had no room for them.
+fn wait_for_weights(placement: &Placement, before: &Refusals) -> Result<()> {
+    placement.iter().try_for_each(|kernels| DeviceState::of(kernels.device()).sync())?;
     before.none_since().map_err(|_| Error::refused("the weights"))
 }
 

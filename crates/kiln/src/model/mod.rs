@@ -17,9 +17,10 @@ use kiln_core::{
     budget::{Budget, Claim},
     model::{CausalModel, ExpertTraffic, TokenId},
     model_cache::ModelCache,
+    stages::Stages,
 };
 use kiln_generate::{ChatTemplates, Engine, Generating, GenerationConfig, TextStream, TokenTable, Tokenizer};
-use kiln_kernels::{Kernels, device::Opened};
+use kiln_kernels::{Kernels, Placement, device::Opened};
 use kiln_models::Sizes;
 
 pub(crate) use loading::check_quant;
@@ -44,9 +45,10 @@ struct Loaded {
     causal: Arc<dyn CausalModel>,
     name: String,
     sizes: Sizes,
-    device: Opened,
+    /// The device of each stage, and the claim to the memory of its weights.
+    stages: Stages<(Opened, Claim)>,
+    placement: Placement,
     dtype: DType,
-    kernels: Kernels,
     tokenizer: Option<Arc<Tokenizer>>,
     /// The tokenizer's table for grammars, after the first grammar was used.
     token_table: Mutex<Option<Arc<TokenTable>>>,
@@ -59,8 +61,6 @@ struct Loaded {
     /// Fingerprint of the weights; `None` for random weights.
     fingerprint: Option<String>,
     parameters: u64,
-    /// Claim to the memory of the weights.
-    claim: Claim,
     load_time: Duration,
     /// Whether steps may be captured and replayed.
     captures: bool,
@@ -206,7 +206,7 @@ impl Model {
     /// # Errors
     /// [`Error::Setting`] for a plan that does not suit the model.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
-        plan.build(&self.loaded.causal.needs(), &self.loaded.kernels)?.within(self.budget())
+        plan.build(&self.loaded.causal.needs(), self.placement())?.within(&self.budgets())
     }
 
     /// The plan that the folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
@@ -225,15 +225,16 @@ impl Model {
         &self.loaded.sizes
     }
 
-    /// The device as a Burn type, for tensors in custom loops. [`opened`](Self::opened) returns its
-    /// properties.
+    /// The device of tokens and of the first block as a Burn type, for tensors in custom loops.
+    /// [`opened`](Self::opened) returns its properties.
     pub fn device(&self) -> &Device {
-        &self.loaded.device.device
+        &self.opened().device
     }
 
-    /// The device and its properties.
+    /// The device of the first block and its properties.
     pub fn opened(&self) -> &Opened {
-        &self.loaded.device
+        let (device, _) = self.loaded.stages.first();
+        device
     }
 
     /// The number type of weights, activations and caches.
@@ -241,14 +242,25 @@ impl Model {
         self.loaded.dtype
     }
 
-    /// The kernels of the device, with a record of those that ran.
+    /// The kernels of the device that computes the logits, with a record of those that ran.
     pub fn kernels(&self) -> &Kernels {
-        &self.loaded.kernels
+        self.loaded.placement.last()
     }
 
-    /// The memory budget of the device for weights, caches and activations.
+    /// The kernels of each stage: which blocks are on which device.
+    pub fn placement(&self) -> &Placement {
+        &self.loaded.placement
+    }
+
+    /// The memory budget of the first block's device for weights, caches and activations.
     pub fn budget(&self) -> &Budget {
-        self.loaded.claim.budget()
+        let (_, claim) = self.loaded.stages.first();
+        claim.budget()
+    }
+
+    /// The memory budget of each stage. Stages on one device share a budget.
+    pub fn budgets(&self) -> Stages<Budget> {
+        self.loaded.stages.map(|(_, claim)| claim.budget().clone())
     }
 
     /// Number of elements in all weights.

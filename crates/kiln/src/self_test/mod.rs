@@ -50,7 +50,7 @@ const MODEL: &str = "the model";
 const MOST_CRASHES: usize = 3;
 
 /// A device, as far as it is trusted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Trusted {
     pub(crate) device: Opened,
     pub(crate) kernels: Kernels,

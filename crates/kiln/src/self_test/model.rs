@@ -15,11 +15,11 @@ use kiln_core::{
 };
 use kiln_generate::{Generation, GenerationConfig, Options};
 use kiln_kernels::{
-    Arithmetic, Choice, Kernels, Path, Ran,
+    Arithmetic, Choice, Kernels, Path, Ran, Use,
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured,
+    Configured, LoadTarget,
     checkpoint::{Checkpoint, Loader},
 };
 use kiln_weights::Format;
@@ -212,14 +212,15 @@ impl<'a> Ends<'a> {
             DeviceClass::Cpu => usize::MAX,
             _ => self.largest_binding,
         };
-        let (device, copied) = (&on.device.device, on.device.is_asynchronous());
+        let copied = on.device.is_asynchronous();
+        let target = LoadTarget { kernels: on.kernels.clone(), largest_binding: largest, copied };
+        let use_as = Use { dtype: on.dtype, arithmetic: Arithmetic::Floats };
         let mut ignore = |_| {};
-        let mut loader = Loader::new(self.checkpoint, device, on.dtype, largest, copied, &mut ignore);
+        let mut loader = Loader::new(self.checkpoint, target.into(), use_as, &mut ignore);
         if on.device.info.class != DeviceClass::Cpu {
             loader.keep_experts(self.resident_experts);
         }
-        loader.keep_packed(on.kernels.clone(), Arithmetic::Floats);
-        self.configured.load(&mut loader, &on.kernels)
+        self.configured.load(&mut loader, &on.kernels.clone().into())
     }
 
     /// Tokens that do not repeat soon.
@@ -230,7 +231,7 @@ impl<'a> Ends<'a> {
 
     /// Logits of all positions of each pass.
     fn logits(&self, on: &On, model: &dyn CausalModel) -> Result<Vec<Vec<f32>>> {
-        let mut cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels)?;
+        let mut cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels.clone().into())?;
         let tokens = self.tokens();
         let mut rest = &tokens[..];
         let pass = |n: usize| {
@@ -310,7 +311,7 @@ impl<'a> Ends<'a> {
             return Ok(None);
         }
         let tokens = |compile| -> Result<Vec<Option<TokenId>>> {
-            let cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels)?;
+            let cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels.clone().into())?;
             let prompt = self.tokens();
             let batch = Batch::from_rows(std::slice::from_ref(&prompt), &on.device.device)?;
             let config = GenerationConfig::new().max_new_tokens(GENERATED).do_sample(false);
