@@ -12,7 +12,7 @@ use kiln::{
 };
 
 use crate::{
-    laws::plans,
+    laws::plans_on,
     requests::demos,
     support::{greedy, recorded},
 };
@@ -72,17 +72,7 @@ fn requests_in_an_engine_equal_those_alone_bit_for_bit() {
     for (place, (device, opened)) in kiln_testkit::devices::opened().iter().enumerate() {
         for name in ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 }) {
             let model = recorded(name, opened);
-            let mut known = Vec::new();
-            let all: Vec<_> = plans(&model)
-                .filter(|(text, ..)| {
-                    // On other devices one plan of each strategy, to save time.
-                    let strategy = text.split([':', ',']).next().map(str::to_owned);
-                    let is_new = place == 0 || !known.contains(&strategy) && !text.contains("offloaded");
-                    known.push(strategy);
-                    is_new
-                })
-                .map(|(_, plan, _)| plan)
-                .collect();
+            let all: Vec<_> = plans_on(place, &model).map(|(_, plan, _)| plan).collect();
             // Logits are read by the host; without them the device chooses where it can.
             for keep_logits in [true, false] {
                 // Each strategy alone (on the first device), and all beside each other.

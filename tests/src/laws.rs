@@ -49,6 +49,17 @@ pub(crate) fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)>
     })
 }
 
+/// Returns the [`plans`] on the first device of a test, and on others one plan of each strategy, to save time.
+pub(crate) fn plans_on(place: usize, model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
+    let mut known = Vec::new();
+    plans(model).filter(move |(text, ..)| {
+        let strategy = text.split([':', ',']).next().map(str::to_owned);
+        let is_new = place == 0 || !known.contains(&strategy) && !text.contains("offloaded");
+        known.push(strategy);
+        is_new
+    })
+}
+
 /// Returns the [`plans`] of caches that retain their tokens.
 pub(crate) fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     plans(model).filter(|(_, plan, _)| plan.global.factory.remembers())
