@@ -20,14 +20,14 @@ fn slot(position: usize, origin: usize, slots: usize) -> usize {
 /// holds; `at` returns the key and value of a head (over all rows) at a position.
 fn loops<'a>(
     q: &Tensor<4>,
-    kv_heads: usize,
+    [kv_heads, width]: [usize; 2],
     (positions, shape): (&Positions, &AttentionShape),
     oldest: impl Fn(usize) -> usize,
     at: impl Fn(usize, usize) -> [&'a [f64]; 2],
 ) -> TensorData {
     let [batch, heads, new, head_dim] = q.dims();
     let q = numbers(q);
-    let mut result = vec![0.0; q.len()];
+    let mut results = Vec::with_capacity(batch * heads * new * width);
     for vector in 0..batch * heads * new {
         let (head, i) = (vector / new, vector % new);
         let row = positions.on_host[head / heads];
@@ -43,17 +43,19 @@ fn loops<'a>(
         let scores: Vec<f64> = seen.iter().map(score).collect();
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
-        let result = &mut result[vector * head_dim..][..head_dim];
+        let mut result = vec![0.0; width];
         for ([_, value], score) in seen.iter().zip(scores) {
             let weight = (score - most).exp() / sum;
             result.iter_mut().zip(*value).for_each(|(result, value)| *result += weight * value);
         }
+        results.extend(result);
     }
-    TensorData::new(result, [batch, heads, new, head_dim])
+    TensorData::new(results, [batch, heads, new, width])
 }
 
 fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
-    let ([_, kv_heads, _, head_dim], slots) = (chain[0].keys.dims(), chain[0].slots());
+    let ([_, kv_heads, _, width], slots) = (chain[0].values.dims(), chain[0].slots());
+    let head_dim = q.dims()[3];
     let new = q.dims()[2];
     let alone = chain.len() == 1;
     let behind = if shape.causal { new } else { 1 };
@@ -70,18 +72,23 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
         let slots = kv.keys.dims()[2];
         let vector =
             head * slots + positions.on_host[head / kv_heads].base + slot(position, kv.origin, slots);
-        numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
+        let [keys, values] = numbers;
+        [&keys[vector * head_dim..][..head_dim], &values[vector * width..][..width]]
     };
-    loops(&q, kv_heads, (&positions, &shape), oldest, at)
+    loops(&q, [kv_heads, width], (&positions, &shape), oldest, at)
 }
 
 fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPacked) -> TensorData {
     let ([_, kv_heads, slots, _], head_dim) = (packed.keys.codes.dims(), q.dims()[3]);
-    let unpacked = |buffer: &PackedBuffer, packing: Packing| {
+    let width = recent.values.dims()[3];
+    let unpacked = |buffer: &PackedBuffer, packing: Packing, head_dim: usize| {
         let (buffer, dtype) = (buffer.clone(), FloatDType::F32);
         numbers(&KvUnpack { buffer, packing, head_dim, slots: 0..slots, dtype }.reference())
     };
-    let codes = [unpacked(&packed.keys, packed.key_packing), unpacked(&packed.values, packed.value_packing)];
+    let codes = [
+        unpacked(&packed.keys, packed.key_packing, head_dim),
+        unpacked(&packed.values, packed.value_packing, width),
+    ];
     let later = [&recent.keys, &recent.values].map(numbers);
     let end = read_back::read(packed.end.clone()).unwrap().iter::<i64>().next().unwrap() as usize;
     let at = |head: usize, position: usize| {
@@ -90,10 +97,11 @@ fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPack
             false => (&later, recent.origin, recent.keys.dims()[2]),
         };
         let vector = head * slots + slot(position, origin, slots);
-        numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
+        let [keys, values] = numbers;
+        [&keys[vector * head_dim..][..head_dim], &values[vector * width..][..width]]
     };
     let oldest = |_| recent.start.max(end.saturating_sub(slots));
-    loops(&q, kv_heads, (&positions, &shape), oldest, at)
+    loops(&q, [kv_heads, width], (&positions, &shape), oldest, at)
 }
 
 #[test]

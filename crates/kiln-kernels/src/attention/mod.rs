@@ -2,8 +2,9 @@
 //! with heads that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
 //!
 //! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries
-//! `[batch, heads, new, head_dim]` and buffers `[batch, kv_heads, slots, head_dim]`. Only the device knows
-//! the positions of the queries.
+//! `[batch, heads, new, head_dim]` and buffers `[batch, kv_heads, slots, width]`. Keys are as wide as
+//! queries; values may have another width, which is that of the result. Only the device knows the positions
+//! of the queries.
 //!
 //! Scores, softmax and sums are float32, whatever the type of the queries; the result is rounded to that type
 //! once.
@@ -50,7 +51,7 @@ use crate::{
 /// The most buffers in a chain: each one is a launch.
 const LONGEST_CHAIN: usize = 256;
 
-/// `softmax(scale · q kᵀ) v` over the keys that each query sees: `[batch, heads, new, head_dim]`.
+/// `softmax(scale · q kᵀ) v` over the keys that each query sees: `[batch, heads, new, width of values]`.
 ///
 /// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with
 /// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold
@@ -61,16 +62,16 @@ const LONGEST_CHAIN: usize = 256;
 /// Without [`causal`](AttentionShape::causal), all queries of a row stand at `first[b]`, which is the same in
 /// all rows: the last position that exists, as in an encoder.
 ///
-/// The GPU kernels take vectors of up to 256 numbers.
+/// The GPU kernels take vectors of up to 256 numbers, and values as wide as keys.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// `[batch, heads, new, head_dim]`
     pub q: Tensor<4>,
-    /// Keys and values, `[batch, kv_heads, slots, head_dim]`, cast to the type of `q`; query head `h` sees
-    /// key head `h / (heads / kv_heads)`. One buffer, or up to 256 that continue each other: each holds the
-    /// positions from its origin to the origin of the next, in slots from 0 on, and may have further slots
-    /// that do not count. Nothing is copied. Rows may share a single buffer ([`DenseKv::shared`]): the slots
-    /// of each row follow its base, and each buffer is the same for all rows.
+    /// Keys `[batch, kv_heads, slots, head_dim]` and values `[batch, kv_heads, slots, width]`, cast to the
+    /// type of `q`; query head `h` sees key head `h / (heads / kv_heads)`. One buffer, or up to 256 that
+    /// continue each other: each holds the positions from its origin to the origin of the next, in slots from
+    /// 0 on, and may have further slots that do not count. Nothing is copied. Rows may share a single buffer
+    /// ([`DenseKv::shared`]): the slots of each row follow its base, and each buffer is the same for all rows.
     pub chain: Vec<DenseKv>,
     /// Positions of `batch` rows.
     pub positions: Positions,
@@ -104,11 +105,12 @@ impl Kernel for Attention {
         );
         let [batch, heads, _, head_dim] = q.dims();
         let positions = checked_places(positions, batch, &shape, Self::NAME);
+        let width = chain[0].values.dims()[3];
         let checked = |kv: DenseKv| {
             let [_, kv_heads, slots, _] = kv.keys.dims();
-            let want = [batch, kv_heads, slots, head_dim];
-            assert_eq!(kv.keys.dims(), want, "attention: keys and q {:?}", q.dims());
-            assert_eq!(kv.values.dims(), want, "attention: values and keys");
+            let want = |width| [batch, kv_heads, slots, width];
+            assert_eq!(kv.keys.dims(), want(head_dim), "attention: keys and q {:?}", q.dims());
+            assert_eq!(kv.values.dims(), want(width), "attention: values and keys");
             assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
             DenseKv { keys: kv.keys.cast(q.dtype()), values: kv.values.cast(q.dtype()), ..kv }
         };
@@ -130,8 +132,9 @@ impl Kernel for Attention {
     fn work(&self) -> u64 {
         let [rows, heads, new, head_dim] = self.q.dims();
         let slots: usize = self.chain.iter().map(DenseKv::slots).sum();
+        let width = self.chain.first().map_or(0, |kv| kv.values.dims()[3]);
         // Operations for the scores and for the sums of values.
-        let work = 2 * (rows * heads * new) as u64 * (slots * head_dim) as u64;
+        let work = (rows * heads * new) as u64 * (slots * (head_dim + width)) as u64;
         if new > INVARIANT_UP_TO { work } else { 0 }
     }
 
@@ -242,6 +245,7 @@ impl Attention {
     fn is_for_gpus(&self) -> bool {
         let is_empty = |kv: &DenseKv| kv.keys.shape().num_elements() == 0;
         self.q.dims()[3] <= LARGEST_HEAD
+            && self.chain.iter().all(|kv| kv.keys.dims() == kv.values.dims())
             && self.q.shape().num_elements() > 0
             && !self.chain.iter().any(is_empty)
     }
@@ -311,7 +315,7 @@ impl Buffers {
     /// Whether the buffers are empty.
     #[cfg(feature = "cpu")]
     fn are_empty(&self) -> bool {
-        self.keys.shape().num_elements() == 0
+        self.keys.shape().num_elements() * self.values.dims()[3] == 0
     }
 }
 
@@ -384,9 +388,9 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor
     let Some(Buffers { keys, values, shape, start, origin, .. }) = joined(chain) else {
         return q.zeros_like();
     };
-    let ([batch, heads, new, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
-    if q.shape().num_elements() * slots == 0 {
-        return q.zeros_like();
+    let ([batch, heads, new, head_dim], [_, kv_heads, slots, width]) = (q.dims(), values.dims());
+    if q.shape().num_elements() * slots * width == 0 {
+        return Tensor::zeros([batch, heads, new, width], (&q.device(), q.dtype()));
     }
     let (dtype, device) = (q.dtype(), q.device());
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, origin, slots);
@@ -406,7 +410,7 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor
     let visible =
         held.clone().greater_equal(visible_from).bool_and(held.clone().greater(first.clone() - window));
     // Values that no query sees may be anything, and NaN times 0 is not 0.
-    let unused = visible.clone().bool_not().swap_dims(2, 3).expand([batch, kv_heads, slots, head_dim]);
+    let unused = visible.clone().bool_not().swap_dims(2, 3).expand([batch, kv_heads, slots, width]);
     let values = values.cast(DType::F32).mask_fill(unused, 0.0);
     let keys = keys.cast(DType::F32).transpose();
 
@@ -433,7 +437,7 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor
         };
         // A query that sees nothing gets equal weights for all slots, which are then masked to 0.
         let weights = softmax(scores.mask_fill(hidden.clone(), f32::MIN), 3).mask_fill(hidden, 0.0);
-        product(weights.reshape(folded(slots)), values.clone()).reshape([batch, heads, n, head_dim])
+        product(weights.reshape(folded(slots)), values.clone()).reshape([batch, heads, n, width])
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }

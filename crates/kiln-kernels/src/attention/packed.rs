@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there
-/// on: `[batch, heads, new, head_dim]`.
+/// on: `[batch, heads, new, width of values]`.
 ///
 /// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see in one buffer that
 /// held both. With few queries, codes are unpacked only where they are used: nothing as large as the unpacked
@@ -41,7 +41,7 @@ use crate::{
 pub struct AttentionPacked {
     /// `[batch, heads, new, head_dim]`
     pub q: Tensor<4>,
-    /// Buffers of `[batch, kv_heads, slots, head_dim]`
+    /// Buffers of keys `[batch, kv_heads, slots, head_dim]` and of values `[batch, kv_heads, slots, width]`
     pub packed: PackedKv,
     /// Keys and values of all positions from `packed.end` on. `recent.start` is the first position that
     /// counts, packed or recent.
@@ -58,16 +58,17 @@ impl Kernel for AttentionPacked {
     fn checked(self) -> Self {
         let Self { q, packed, recent, positions, shape } = self;
         let ([batch, _, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
-        let held = [batch, kv_heads, slots, head_dim];
-        fits("attention_packed: keys", &packed.keys, packed.key_packing, held);
-        fits("attention_packed: values", &packed.values, packed.value_packing, held);
+        let width = recent.values.dims()[3];
+        let held = |width| [batch, kv_heads, slots, width];
+        fits("attention_packed: keys", &packed.keys, packed.key_packing, held(head_dim));
+        fits("attention_packed: values", &packed.values, packed.value_packing, held(width));
         for packing in [packed.key_packing, packed.value_packing] {
             let whole = packed.origin.is_multiple_of(packing.slots_together());
             assert!(whole, "attention_packed: the origin {} is inside a group", packed.origin);
         }
-        let want = [batch, kv_heads, recent.keys.dims()[2], head_dim];
-        for recent in [&recent.keys, &recent.values] {
-            assert_eq!(recent.dims(), want, "attention_packed: recent and q {:?}", q.dims());
+        for (kv, width) in [(&recent.keys, head_dim), (&recent.values, width)] {
+            let want = [batch, kv_heads, recent.keys.dims()[2], width];
+            assert_eq!(kv.dims(), want, "attention_packed: recent and q {:?}", q.dims());
         }
         let cast = |recent: Tensor<4>| recent.cast(q.dtype());
         let recent = DenseKv { keys: cast(recent.keys), values: cast(recent.values), ..recent };
@@ -153,13 +154,14 @@ impl AttentionPacked {
     /// hides them.
     fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Positions) {
         let Self { q, packed, recent, positions, shape } = self;
-        let ([batch, _, new, head_dim], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
+        let ([batch, _, new, _], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
         let (recent_slots, dtype) = (recent.keys.dims()[2], q.dtype());
-        let numbers = |buffer, packing| {
+        let numbers = |buffer, packing, like: &Tensor<4>| {
+            let head_dim = like.dims()[3];
             unpack(KvUnpack { buffer, packing, head_dim, slots: 0..held, dtype: FloatDType::F32 }).cast(dtype)
         };
-        let packed_keys = numbers(packed.keys, packed.key_packing);
-        let packed_values = numbers(packed.values, packed.value_packing);
+        let packed_keys = numbers(packed.keys, packed.key_packing, &recent.keys);
+        let packed_values = numbers(packed.values, packed.value_packing, &recent.values);
         let alike = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
 
         let slots = held + recent_slots;
@@ -177,13 +179,14 @@ impl AttentionPacked {
         let is_recent = held_positions.clone().greater_equal(end);
         let place = place(packed.origin, held)
             .mask_where(is_recent, place(recent.origin, recent_slots) + held as i64);
-        let join = |packed, recent| {
+        let join = |packed, recent: Tensor<4>| {
+            let width = recent.dims()[3];
             let all = Tensor::cat(vec![packed, recent], 2);
             match alike {
                 true => all.select(2, place.clone().narrow(0, 0, 1).reshape([slots])),
                 false => all.gather(
                     2,
-                    place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, head_dim]),
+                    place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, width]),
                 ),
             }
         };
@@ -239,7 +242,12 @@ impl AttentionPacked {
     /// Whether GPU kernels take the inputs, from codes or from dense copies.
     fn is_for_gpus(&self) -> bool {
         let slots = self.packed.keys.slots() + self.recent.keys.dims()[2];
-        self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
+        self.is_even() && self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
+    }
+
+    /// Whether values are as wide as keys.
+    fn is_even(&self) -> bool {
+        self.recent.keys.dims() == self.recent.values.dims()
     }
 
     /// How packed and recent keys are divided among workgroups; `None` unless queries are few.
@@ -247,7 +255,7 @@ impl AttentionPacked {
         let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
         let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
         let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
-        if nothing || q[3] > LARGEST_HEAD || q[2] > INVARIANT_UP_TO {
+        if nothing || !self.is_even() || q[3] > LARGEST_HEAD || q[2] > INVARIANT_UP_TO {
             return None;
         }
         let packed = [batch, kv_heads, slots, q[3]];

@@ -56,7 +56,7 @@ impl Work for Few<'_> {
             scorer.write(lanes, segment, &mut scores[segment.position - base..], stride);
         }
         for ((scores, (from, to)), part) in
-            scores.chunks_exact_mut(stride).zip(&seen).zip(part.chunks_exact_mut(keys.head_dim + 2))
+            scores.chunks_exact_mut(stride).zip(&seen).zip(part.chunks_exact_mut(values.head_dim + 2))
         {
             let (scores, behind) = scores.split_at_mut(places);
             behind.fill(0.0);

@@ -17,7 +17,8 @@ use crate::{
 
 pub(crate) fn cases() -> Vec<Case<Attention>> {
     let case = |given: Given| {
-        let lacks = move |path, _| given.new == 0 || (path != Path::Native && given.head_dim > 256);
+        let is_of_gpus = given.head_dim <= 256 && given.width() == given.head_dim;
+        let lacks = move |path, _| given.new == 0 || (path != Path::Native && !is_of_gpus);
         // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and
         // they sum to 1. The scores there are exponents of 2, which adds two roundings; those of the weights
         // are up to 14, which adds 28.
@@ -42,6 +43,8 @@ struct Given {
     new: usize,
     slots: usize,
     head_dim: usize,
+    /// Width of values, if it is not that of keys.
+    width: Option<usize>,
     first: usize,
     start: usize,
     origin: usize,
@@ -72,6 +75,7 @@ const STEP: Given = Given {
     new: 1,
     slots: 64,
     head_dim: 64,
+    width: None,
     first: 40,
     start: 0,
     origin: 0,
@@ -231,6 +235,20 @@ fn all() -> Vec<Given> {
             cases.push(Given { window: Some(90), kv: Swapped(1, 2), q: Swapped(1, 2), ..base });
         }
     }
+    // Values of another width.
+    for (head_dim, width) in [(24, 16), (192, 128), (40, 8), (12, 30), (64, 300)] {
+        for new in [1, 5, 16, 33, 130] {
+            let base = Given { new, head_dim, width: Some(width), slots: 300, first: 150, ..STEP };
+            cases.push(base);
+            cases.push(Given { batch: 3, group: 4, apart: 7, pad: Some(60), softcap: Some(2.5), ..base });
+            cases.push(Given { window: Some(90), kv: Swapped(1, 2), q: Swapped(1, 2), origin: 17, ..base });
+        }
+        let base = Given { head_dim, width: Some(width), ..STEP };
+        cases.push(Given { cuts: &[20], ..base });
+        cases.push(Given { batch: 3, apart: 19, slots: 400, shared: true, ..base });
+        cases.push(Given { new: 3, slots: 150, first: 149, causal: false, kv: Cut(3), ..base });
+        cases.push(Given { head_dim, width: Some(width), kv_heads: 1, ..long(1) });
+    }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
     // Vectors longer than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
@@ -288,19 +306,24 @@ impl Given {
             }
         }
         let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
-        let mut buffer = || match self.shared {
+        let mut buffer = |width| match self.shared {
             true => {
-                let shape = [1, kv_heads, batch * slots, head_dim];
+                let shape = [1, kv_heads, batch * slots, width];
                 let used = |[_, _, slot, _]: [usize; 4]| used[batch - 1 - slot / slots][slot % slots];
                 let all = numbers.tensor_where(shape, self.kv, used);
-                all.expand([batch, kv_heads, batch * slots, head_dim])
+                all.expand([batch, kv_heads, batch * slots, width])
             }
             false => {
-                let shape = [batch, kv_heads, slots, head_dim];
+                let shape = [batch, kv_heads, slots, width];
                 numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
             }
         };
-        [queries, buffer(), buffer()]
+        [queries, buffer(head_dim), buffer(self.width())]
+    }
+
+    /// Width of values.
+    fn width(&self) -> usize {
+        self.width.unwrap_or(self.head_dim)
     }
 
     fn shape(&self) -> AttentionShape {

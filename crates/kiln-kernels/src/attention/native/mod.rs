@@ -69,7 +69,7 @@ impl Dense {
 pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     let AttentionPacked { q, packed: kv, recent, positions, shape } = attention;
     let (start, held) = (recent.start, kv.keys.slots());
-    if q.shape().num_elements() * recent.keys.dims()[2] * held == 0 {
+    if q.shape().num_elements() * recent.values.shape().num_elements() * held == 0 {
         return None;
     }
     let recent = Buffers::new(recent.clone(), shape).seen_at(positions);
@@ -111,20 +111,22 @@ fn attend_any(q: &Tensor<4>, dense: Vec<Dense>, packed: Option<Packed>) -> Optio
 fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) -> TensorData {
     let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
     let [batch, heads, new, head_dim] = dims(q);
-    let kv_heads = dense.first().map_or(heads, |dense| dims(&dense.tensors[0])[1]);
+    let [_, kv_heads, _, width] = dense.first().map_or(dims(q), |dense| dims(&dense.tensors[1]));
     let (group, are_few) = (heads / kv_heads, new <= INVARIANT_UP_TO);
     let q = View::of(q);
     let mut all = Vec::with_capacity(dense.len() + 1);
     for Dense { tensors, places, slots } in dense {
         let [keys, values] = tensors.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
-        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim, are_few });
+        let (places, slots) = (places.clone(), *slots);
+        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few });
     }
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
         let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
             .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
-        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim, are_few });
+        let (places, slots) = (places.clone(), *slots);
+        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few });
     }
-    let mut y = vec![E::default(); batch * heads * new * head_dim];
+    let mut y = vec![E::default(); batch * heads * new * width];
 
     let together = (ROWS / group).clamp(1, new);
     let blocks = (0..batch * kv_heads).flat_map(|i| {
@@ -133,7 +135,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     });
     let of_rows = |given: &Given<'_, E>| (0..batch).map(|row| given.keys(row, &(0..new)).len()).max();
     let visible: Vec<usize> = all.iter().map(|given| of_rows(given).unwrap_or(0)).collect();
-    let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
+    let products = batch * heads * new * visible.iter().sum::<usize>() * (head_dim + width).div_ceil(2);
     let number = batch * kv_heads * new.div_ceil(together);
     // The largest number of parts into which the keys of a block are divided.
     let splits = |given: &Given<'_, E>, visible: &usize| match are_few {
@@ -148,7 +150,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
 
     // The vectors of a head, in the order of the blocks.
     let mut vectors: Vec<_> =
-        y.chunks_mut(new * head_dim).map(|head| head.chunks_mut(together * head_dim)).collect();
+        y.chunks_mut(new * width).map(|head| head.chunks_mut(together * width)).collect();
     let mut result = |block: &Block| -> Vec<&mut [E]> {
         let head = (block.row * kv_heads + block.kv_head) * group;
         vectors[head..head + group].iter_mut().filter_map(Iterator::next).collect()
@@ -161,7 +163,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         });
         work(products, pieces.collect());
     } else {
-        let size = group * together * (head_dim + 2);
+        let size = group * together * (width + 2);
         let mut parts = vec![0.0; number * parts_of_all * size];
         let mut pieces = Vec::with_capacity(number * parts_of_all);
         for (block, parts) in blocks.clone().zip(parts.chunks_mut(parts_of_all * size)) {
@@ -184,10 +186,10 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         }
         work(products, pieces);
         for (block, parts) in blocks.zip(parts.chunks(parts_of_all * size)) {
-            combine(&parts.chunks(size).collect::<Vec<_>>(), result(&block), head_dim);
+            combine(&parts.chunks(size).collect::<Vec<_>>(), result(&block), width);
         }
     }
-    TensorData::new(y, [batch, heads, new, head_dim])
+    TensorData::new(y, [batch, heads, new, width])
 }
 
 /// Cuts positions at every multiple of [`CHUNK`].
@@ -198,13 +200,13 @@ fn chunks(keys: &Range<i32>) -> impl Iterator<Item = Range<i32>> {
 }
 
 /// Combines the parts of all keys, in the layout of [`Mixed::Part`].
-fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, head_dim: usize) {
-    let vectors = heads.into_iter().flat_map(|head| head.chunks_mut(head_dim));
+fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, width: usize) {
+    let vectors = heads.into_iter().flat_map(|head| head.chunks_mut(width));
     for (r, vector) in vectors.enumerate() {
-        let rows = parts.iter().map(|part| &part[r * (head_dim + 2)..][..head_dim + 2]);
+        let rows = parts.iter().map(|part| &part[r * (width + 2)..][..width + 2]);
         let rows = rows.filter(|row| row[1] != 0.0);
         let largest = rows.clone().map(|row| row[0]).fold(f32::NEG_INFINITY, f32::max);
-        let (mut sum, mut mixed) = (0.0, vec![0.0; head_dim]);
+        let (mut sum, mut mixed) = (0.0, vec![0.0; width]);
         for row in rows {
             let weight = (row[0] - largest).exp();
             sum += row[1] * weight;
@@ -270,6 +272,8 @@ struct Given<'a, E> {
     group: usize,
     slots: usize,
     head_dim: usize,
+    /// Width of values.
+    width: usize,
     /// Whether there are so few queries that none may depend on the others.
     are_few: bool,
 }

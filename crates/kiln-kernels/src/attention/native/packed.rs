@@ -149,7 +149,7 @@ pub(super) fn attend_few<E: Storage>(
         seen,
         softcap: limits.softcap,
         keys: keys.codes(row, kv_head, dim),
-        values: values.codes(row, kv_head, dim),
+        values: values.codes(row, kv_head, given.width),
         origin: limits.origin as usize,
         slots: given.slots,
         positions: positions.start as usize..positions.end as usize,

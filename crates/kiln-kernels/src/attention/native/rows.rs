@@ -55,11 +55,12 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         let (limits, new, dim) = (given.limits(), block.len(), given.head_dim);
         let (rows, base) = (given.group * new, given.places.rows[row].base);
         // Scores are `[keys, columns]`, with a column for each row, padded to whole vectors.
-        let (columns, width) = (rows.next_multiple_of(S::F32_LANES), dim.next_multiple_of(S::F32_LANES));
+        let columns = rows.next_multiple_of(S::F32_LANES);
+        let [query_width, width] = [dim, given.width].map(|width| width.next_multiple_of(S::F32_LANES));
         // Few rows would leave vectors of rows partly empty; vectors of dimensions are full.
         let few = given.are_few || 2 * rows <= S::F32_LANES;
 
-        let mut queries = vec![0.0; if few { rows * width } else { dim * columns }];
+        let mut queries = vec![0.0; if few { rows * query_width } else { dim * columns }];
         let mut query = vec![0.0; dim];
         let (mut from, mut to) = (vec![i32::MIN; columns], vec![i32::MAX; columns]);
         for r in 0..rows {
@@ -67,7 +68,8 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             (from[r], to[r]) = given.seen(row, i);
             given.q.read([row, head, i], &mut query);
             for d in 0..dim {
-                queries[if few { r * width + d } else { d * columns + r }] = query[d] * limits.scale;
+                let at = if few { r * query_width + d } else { d * columns + r };
+                queries[at] = query[d] * limits.scale;
             }
         }
         let all_see = given.seen(row, block.end - 1).0..=given.seen(row, block.start).1;
@@ -122,13 +124,13 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     continue;
                 }
                 let weights = &scores[part.start * columns..part.end * columns];
-                let values = given.values.vectors(at, [n, dim, width], &mut packed_values);
+                let values = given.values.vectors(at, [n, given.width, width], &mut packed_values);
                 state.mix(simd, weights, values, [rows, columns, width]);
                 state.shrunk.fill(1.0);
             }
             position += n as i32;
         }
-        result.write(&state, [new, dim, rows, width]);
+        result.write(&state, [new, given.width, rows, width]);
     }
 }
 
