@@ -5,15 +5,19 @@
 alias elem = f32;
 
 struct Info {
-    // All are [batch, kv_heads, slots, head_dim].
+    // Each is [batch, heads, slots, width].
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
     prompts: u32,
     // Number of rows per prompt.
     width: u32,
+    // Heads of keys or of values, whichever are more.
     heads: u32,
     capacity: u32,
-    head_dim: u32,
+    key_heads: u32,
+    key_width: u32,
+    value_heads: u32,
+    value_width: u32,
     // Number of workgroups per head.
     parts: u32,
     origin: i32,
@@ -34,16 +38,23 @@ const HELD = 3840u;
 
 var<workgroup> held_keys: array<elem, HELD / 2u>;
 var<workgroup> held_values: array<elem, HELD / 2u>;
-var<workgroup> shared_elements: u32;
+var<workgroup> shared_tokens: u32;
 
-// Number of elements of a head to copy; 0 if every row is its own parent.
-fn elements(first: u32) -> u32 {
+// Number of tokens to copy; 0 if every row is its own parent.
+fn tokens(first: u32) -> u32 {
     for (var row = 0u; row < info.width; row++) {
         if parents[first + row] != i32(row) {
-            return min(u32(max(latest[0], 0)), info.capacity) * info.head_dim;
+            return min(u32(max(latest[0], 0)), info.capacity);
         }
     }
     return 0u;
+}
+
+// Row, head, slot and channel of a number, counted from the latest token back.
+fn place_of(row: u32, head: u32, newest: i32, element: u32, width: u32) -> vec4<u32> {
+    let capacity = i32(info.capacity);
+    let slot = ((newest - i32(element / width)) % capacity + capacity) % capacity;
+    return vec4(row, head, u32(slot), element % width);
 }
 
 @compute @workgroup_size(LANES)
@@ -61,20 +72,31 @@ fn main(
     }
     let first = prompt * info.width;
     if lane == 0u {
-        shared_elements = elements(first);
+        shared_tokens = tokens(first);
     }
-    let count = workgroupUniformLoad(&shared_elements);
+    let moved = workgroupUniformLoad(&shared_tokens);
+    let alike = info.key_heads == info.value_heads && info.key_width == info.value_width;
+    let key_numbers = select(0u, moved * info.key_width, head < info.key_heads);
+    let value_numbers = select(0u, moved * info.value_width, head < info.value_heads);
+    let count = moved * max(info.key_width, info.value_width);
     let piece = HELD / 2u / info.width;
-    let capacity = i32(info.capacity);
     let newest = positions[first] - info.origin;
     for (var begin = part * piece; begin < count; begin += info.parts * piece) {
         let len = min(piece, count - begin);
         for (var i = lane; i < info.width * len; i += LANES) {
             let element = begin + i % len;
-            let slot = ((newest - i32(element / info.head_dim)) % capacity + capacity) % capacity;
-            let source = vec4(first + i / len, head, u32(slot), element % info.head_dim);
-            held_keys[i] = keys[dot(source, info.key_strides)];
-            held_values[i] = values[dot(source, info.value_strides)];
+            let row = first + i / len;
+            if element < key_numbers {
+                let source = place_of(row, head, newest, element, info.key_width);
+                held_keys[i] = keys[dot(source, info.key_strides)];
+                if alike {
+                    held_values[i] = values[dot(source, info.value_strides)];
+                }
+            }
+            if !alike && element < value_numbers {
+                let source = place_of(row, head, newest, element, info.value_width);
+                held_values[i] = values[dot(source, info.value_strides)];
+            }
         }
         workgroupBarrier();
         for (var i = lane; i < info.width * len; i += LANES) {
@@ -82,10 +104,18 @@ fn main(
             let parent = u32(parents[first + row]);
             if parent != row {
                 let element = begin + i % len;
-                let slot = ((newest - i32(element / info.head_dim)) % capacity + capacity) % capacity;
-                let to = vec4(first + row, head, u32(slot), element % info.head_dim);
-                keys[dot(to, info.key_strides)] = held_keys[parent * len + i % len];
-                values[dot(to, info.value_strides)] = held_values[parent * len + i % len];
+                let held = parent * len + i % len;
+                if element < key_numbers {
+                    let to = place_of(first + row, head, newest, element, info.key_width);
+                    keys[dot(to, info.key_strides)] = held_keys[held];
+                    if alike {
+                        values[dot(to, info.value_strides)] = held_values[held];
+                    }
+                }
+                if !alike && element < value_numbers {
+                    let to = place_of(first + row, head, newest, element, info.value_width);
+                    values[dot(to, info.value_strides)] = held_values[held];
+                }
             }
         }
         workgroupBarrier();

@@ -4,8 +4,9 @@ use kiln::{
     GenerationConfig, Model, ModelBuilder, Offload, Plan, TokenId,
     device::Opened,
     expert::{
+        CacheSpec,
         kernels::{Choice, Kernels},
-        memory::{AttentionNeed, LayerCache, LayerNeed},
+        memory::{AttentionNeed, KvLayer, LayerCache, LayerNeed},
     },
 };
 use kiln_testkit::laws::{self, Subject};
@@ -27,7 +28,7 @@ const RECORDED: [&str; 2] = ["llama", "mamba"];
 const WINDOWS: [Option<usize>; 4] = [None, Some(1), Some(5), Some(70)];
 
 fn need(window: Option<usize>) -> AttentionNeed {
-    AttentionNeed { kv_heads: 2, head_dim: laws::DIM, window, rotary: None }
+    AttentionNeed { window, ..AttentionNeed::alike(2, 8) }
 }
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -68,43 +69,101 @@ pub(crate) fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, 
 #[test]
 fn attention_layers_obey_the_laws() {
     for (device, opened) in devices() {
-        let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
         for text in caches() {
-            let spec = Plan::named(&text).unwrap().global;
             for window in WINDOWS {
                 // The slot of a token does not depend on the device; the way it is stored does.
-                if device != "cpu" && ![None, Some(5)].contains(&window) {
-                    continue;
-                }
-                let need = need(window);
-                let serves = |window| spec.factory.check(&self::need(window)).is_ok();
-                // Strategies that support blocks without a window ignore it, except `quantized`.
-                let same = window.is_some() && serves(None) && !text.starts_with("quantized");
-                if !serves(window) || same {
-                    continue;
-                }
-                for offload in [false, true] {
-                    let way = if offload { ", offloaded" } else { "" };
-                    let build = || {
-                        let mut layer = spec.factory.build(&need, &kernels).unwrap();
-                        if offload {
-                            layer.offload().unwrap();
-                        }
-                        layer
-                    };
-                    laws::conforms(&Subject {
-                        name: format!("{text}{way} on {device}, window {window:?}"),
-                        device: &opened.device,
-                        build: &build,
-                        remembers: spec.factory.remembers(),
-                        exact: spec.factory.exact(),
-                        // Below 0.5, so that a token can be recognized.
-                        loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
-                        window,
-                        kernels: &kernels,
-                    });
+                if device == "cpu" || [None, Some(5)].contains(&window) {
+                    obey_the_laws(device, opened, &text, &need(window));
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn keys_and_values_of_different_shapes_obey_the_laws() {
+    for (device, opened) in devices() {
+        for text in caches() {
+            for need in uneven_needs(device) {
+                obey_the_laws(device, opened, &text, &need);
+            }
+        }
+    }
+}
+
+/// Returns needs with keys and values of different shapes, each without and with a window.
+fn uneven_needs(device: &str) -> impl Iterator<Item = AttentionNeed> {
+    // Other devices take one of them, to save time.
+    let needs = laws::attention_needs().into_iter().take(if device == "cpu" { usize::MAX } else { 1 });
+    needs.flat_map(|need| [None, Some(5)].map(|window| AttentionNeed { window, ..need.clone() }))
+}
+
+/// Checks the laws of a layer of a strategy, unless the strategy does not support such blocks.
+fn obey_the_laws(device: &str, opened: &Opened, text: &str, need: &AttentionNeed) {
+    let kernels = kernels(opened);
+    let spec = Plan::named(text).unwrap().global;
+    let serves = |window| spec.factory.check(&AttentionNeed { window, ..need.clone() }).is_ok();
+    // Strategies that support blocks without a window ignore it, except `quantized`.
+    let same = need.window.is_some() && serves(None) && !text.starts_with("quantized");
+    if !serves(need.window) || same {
+        return;
+    }
+    for offload in [false, true] {
+        let way = if offload { ", offloaded" } else { "" };
+        let build = || {
+            let mut layer = spec.factory.build(need, &kernels).unwrap();
+            if offload {
+                layer.offload().unwrap();
+            }
+            layer
+        };
+        laws::conforms(&subject(format!("{text}{way} on {device}, {need:?}"), &build, &spec, need, &kernels));
+    }
+}
+
+fn subject<'a>(
+    name: String,
+    build: &'a dyn Fn() -> Box<dyn KvLayer>,
+    spec: &CacheSpec,
+    need: &'a AttentionNeed,
+    kernels: &'a Kernels,
+) -> Subject<'a> {
+    Subject {
+        name,
+        device: kernels.device(),
+        build,
+        remembers: spec.factory.remembers(),
+        exact: spec.factory.exact(),
+        // Below 0.5, so that a token can be recognized.
+        loss: if spec.strategy.name == "quantized" { 0.4 } else { 0.0 },
+        need,
+        kernels,
+    }
+}
+
+#[test]
+fn rows_of_keys_and_values_of_different_shapes_see_what_they_see_alone() {
+    for (device, opened) in devices() {
+        let kernels = kernels(opened);
+        for need in uneven_needs(device) {
+            let needs = [LayerNeed::Attention(need.clone())];
+            let mut have_shared = Vec::new();
+            for text in caches() {
+                let plan = Plan::named(&text).unwrap();
+                if plan.check(&needs).is_err() || !plan.remembers(&needs) {
+                    continue;
+                }
+                let spec = plan.spec(&need);
+                let layer = || spec.factory.build(&need, &kernels).unwrap();
+                let subject = subject(format!("{text} on {device}, {need:?}"), &layer, spec, &need, &kernels);
+                if laws::rows_conform(&subject, &|| plan.build(&needs, &kernels.clone().into()).unwrap()) {
+                    have_shared.push(text);
+                }
+            }
+            // A window is a ring, in which positions are not slots.
+            let want: &[&str] =
+                if need.window.is_none() { &["dynamic", "static", "static:len=256"] } else { &[] };
+            assert_eq!(have_shared, want, "{device}");
         }
     }
 }
@@ -130,11 +189,13 @@ fn recurrent_layers_obey_the_laws() {
 
 #[test]
 fn cross_attention_layers_obey_the_laws() {
-    let need = LayerNeed::EncoderDecoder(need(None));
     for (_, opened) in devices() {
-        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
-            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened).into()).unwrap();
-            laws::cross_conforms(&mut cache, &opened.device);
+        for need in laws::attention_needs().into_iter().chain([need(None)]) {
+            for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+                let needs = [LayerNeed::EncoderDecoder(need.clone())];
+                let mut cache = plan.build(&needs, &kernels(opened).into()).unwrap();
+                laws::cross_conforms(&mut cache, &need, &opened.device);
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use kiln::{
 use crate::support::{Llama, alone, batch, float32, forward, is_alone, recorded};
 
 const LAYERS: usize = 32;
-const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
+const NEED: AttentionNeed = AttentionNeed::alike(4, 64);
 /// Size in bytes of a token in one layer, in float32.
 const TOKEN: u64 = 2 * 4 * 64 * 4;
 
@@ -37,7 +37,7 @@ fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut
     let mut pass = cache.begin(&step, &[0], false, 0).unwrap();
     for layer in 0..LAYERS {
         let layer = pass.attention(layer).unwrap().remove(0).layer;
-        let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device);
+        let keys = Tensor::<4>::ones(NEED.keys.shape(1, n), device);
         let positions = Positions::all_at(layer.span(n).query(n), keys.dims()[0], device);
         let view = layer.update(keys.clone(), keys, &positions).unwrap();
         watch();
@@ -138,7 +138,7 @@ fn at_most_two_offloaded_layers_of_a_jamba_are_on_the_device() {
                 for layer in 0..LAYERS {
                     if attends(layer) {
                         let layer = pass.attention(layer).unwrap().remove(0).layer;
-                        let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device_of);
+                        let keys = Tensor::<4>::ones(NEED.keys.shape(1, n), device_of);
                         let positions = Positions::all_at(layer.span(n).query(n), 1, device_of);
                         drop(layer.update(keys.clone(), keys, &positions).unwrap());
                     } else {

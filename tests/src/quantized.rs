@@ -1,12 +1,12 @@
 //! Quantized caches: their sizes, their losses, and refused settings.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use kiln::{
     Model, Plan, QuantizedSettings, TokenId,
     device::Opened,
     expert::{
-        kernels::{AttentionPacked, AttentionShape, Choice, Kernels},
-        memory::{AttentionNeed, KvView, PackedView, Positions},
+        kernels::{Attention, AttentionPacked, AttentionShape, Choice, Kernels},
+        memory::{AttentionNeed, DenseKv, KvView, PackedView, Positions},
         probe::probe,
     },
 };
@@ -26,7 +26,7 @@ fn text(len: usize) -> Vec<TokenId> {
 fn quantized_caches_fit_their_size_table() {
     const TOKENS: usize = 4096;
     for head_dim in [64, 128] {
-        let need = AttentionNeed { kv_heads: 2, head_dim, window: None, rotary: None };
+        let need = AttentionNeed::alike(2, head_dim);
         let dense = need.token_bytes(2) * TOKENS;
         for (bits, most) in [(8, 0.56), (4, 0.31), (2, 0.19)] {
             let plan = Plan::quantized(QuantizedSettings::default().nbits(bits)).unwrap();
@@ -51,6 +51,88 @@ fn quantized_caches_fit_their_size_table() {
     }
 }
 
+#[test]
+fn bytes_of_keys_and_values_of_different_shapes_are_counted() {
+    const TOKENS: usize = 200;
+    for (device, opened) in devices() {
+        let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
+        for need in kiln_testkit::laws::attention_needs() {
+            for text in [
+                "static:len=256",
+                "sliding",
+                "quantized",
+                "quantized:k=8,v=2,group=8,residual=8",
+                "sink:window=8",
+            ] {
+                let window = (text == "sliding").then_some(64);
+                let need = AttentionNeed { window, ..need.clone() };
+                let factory = Plan::named(text).unwrap().global.factory;
+                let mut layer = factory.build(&need, &kernels).unwrap();
+                for _ in 0..TOKENS {
+                    let [keys, values] = need
+                        .streams()
+                        .map(|stream| Tensor::<4>::ones(stream.shape(1, 1), (&opened.device, DType::F32)));
+                    let positions = Positions::all_at(layer.span(1).query(1), 1, &opened.device);
+                    layer.update(keys, values, &positions).unwrap();
+                }
+                let (held, counted) = (layer.usage().device, factory.bytes(&need, TOKENS, 4));
+                // The first tokens are held twice.
+                let sinks = if text.starts_with("sink") { 4 * need.token_bytes(4) } else { 0 };
+                assert_eq!(held, counted + sinks, "{text} on {device}, {need:?}");
+            }
+        }
+    }
+}
+
+/// Keys and values are rotated by matrices of their own widths, and attention undoes it.
+#[test]
+fn keys_and_values_of_different_widths_are_rotated_apart() {
+    const TOKENS: usize = 30;
+    for (device, opened) in devices() {
+        let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
+        let [need, ..] = &kiln_testkit::laws::attention_needs()[..] else { unreachable!("there are some") };
+        let plan = Plan::named("quantized:nbits=8,group=8,residual=8,rotate=on").unwrap();
+        let mut layer = plan.global.factory.build(need, &kernels).unwrap();
+        let numbers = |shape: [usize; 4], by: f32| {
+            let all: Vec<f32> = (0..shape.iter().product()).map(|i| (i as f32 * by).sin()).collect();
+            Tensor::<4>::from_data(TensorData::new(all, shape), &opened.device)
+        };
+        let (keys, values) =
+            (numbers(need.keys.shape(1, TOKENS), 0.37), numbers(need.values.shape(1, TOKENS), 0.83));
+        let mut seen = None;
+        for at in 0..TOKENS {
+            let [key, value] = [&keys, &values].map(|all| all.clone().narrow(2, at, 1));
+            seen = Some(layer.update(key, value, &Positions::all_at(at, 1, &opened.device)).unwrap());
+        }
+        let floats = |x: Tensor<4>| x.into_data().iter::<f32>().collect::<Vec<_>>();
+        let close = |got: Tensor<4>, want: Tensor<4>, what: &str| {
+            let (got, want) = (floats(got), floats(want));
+            assert_eq!(got.len(), want.len(), "{what} on {device}");
+            let most = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(most < 0.03, "{what} on {device}: {most}");
+        };
+        let (held_keys, held_values) = layer.gather().unwrap().unwrap();
+        close(held_keys, keys.clone(), "keys");
+        close(held_values, values.clone(), "values");
+
+        let Some(KvView::Packed(view)) = seen else { unreachable!("there are packed tokens") };
+        let PackedView { packed: Some(packed), recent, rotation: Some([of_keys, of_values]), .. } = *view
+        else {
+            unreachable!("tokens are packed and rotated")
+        };
+        assert_eq!((of_keys.dims(), of_values.dims()), ([24, 24], [16, 16]));
+        let q = numbers([1, 4, 1, need.keys.width], 0.51);
+        let positions = Positions::all_at(TOKENS - 1, 1, &opened.device);
+        let shape = AttentionShape { scale: 0.2, softcap: None, window: None, causal: true };
+        let rotated = q.clone().matmul(of_keys.unsqueeze());
+        let got =
+            kernels.run(AttentionPacked { q: rotated, packed, recent, positions: positions.clone(), shape });
+        let chain = vec![DenseKv { keys, values, start: 0, origin: 0, shared: None }];
+        let want = kernels.run(Attention { q, chain, positions, shape });
+        close(got.matmul(of_values.unsqueeze()), want, "attention");
+    }
+}
+
 /// A decode step needs a small part of the memory of a dense copy of one layer's history; measured if the
 /// device reports its reserved memory. The reference implementation, which makes such copies, shows that the
 /// measurement detects them.
@@ -62,7 +144,7 @@ fn a_step_makes_no_dense_copy_of_the_history() {
         alone("quantized::a_step_makes_no_dense_copy_of_the_history", None);
         return;
     }
-    let need = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
+    let need = AttentionNeed::alike(4, 64);
     let history = need.token_bytes(4) * TOKENS;
     for (name, opened) in devices() {
         let device = &opened.device;
@@ -84,7 +166,7 @@ fn a_step_makes_no_dense_copy_of_the_history() {
             let kernels = Kernels::new(choice, device).unwrap();
             let mut update = |n| {
                 let positions = Positions::all_at(layer.seq_len(), 1, device);
-                let x = Tensor::<4>::ones([1, need.kv_heads, n, need.head_dim], (device, DType::F32));
+                let x = Tensor::<4>::ones(need.keys.shape(1, n), (device, DType::F32));
                 (layer.update(x.clone(), x, &positions).unwrap(), positions)
             };
             update(TOKENS);
@@ -94,7 +176,7 @@ fn a_step_makes_no_dense_copy_of_the_history() {
             let PackedView { packed: Some(packed), recent, .. } = *view else {
                 panic!("{cache}: nothing is packed")
             };
-            let q = Tensor::<4>::ones([1, 8, 1, need.head_dim], (device, DType::F32));
+            let q = Tensor::<4>::ones([1, 8, 1, need.keys.width], (device, DType::F32));
             let shape = AttentionShape { scale: 0.125, softcap: None, window: None, causal: true };
             let kept = packed.clone();
             let y = kernels.run(AttentionPacked { q, packed, recent, positions, shape });
@@ -215,12 +297,13 @@ fn rows_of_a_batch_are_quantized_independently() {
 
 #[test]
 fn impossible_settings_are_errors_that_say_what_is_possible() {
-    let need = |kv_heads, head_dim, window| AttentionNeed { kv_heads, head_dim, window, rotary: None };
+    let need = |heads, width, window| AttentionNeed { window, ..AttentionNeed::alike(heads, width) };
     let refused = |text: &str, need: &AttentionNeed| match Plan::named(text) {
         Err(error) => error.to_string(),
         Ok(plan) => plan.global.factory.check(need).unwrap_err().to_string(),
     };
     let usual = need(2, 64, None);
+    let narrow_values = AttentionNeed { values: need(2, 12, None).keys, ..need(2, 64, None) };
     for (text, need, said) in [
         ("quantized:nbits=5", &usual, "known: 2, 4, 8"),
         ("quantized:format=quanto,k=8", &usual, "known: 2, 4"),
@@ -233,10 +316,12 @@ fn impossible_settings_are_errors_that_say_what_is_possible() {
         ("quantized:group=512", &usual, "multiple of 8"),
         ("quantized:group=64,q_group_size=64", &usual, "give one of them"),
         ("quantized:rotate=on", &need(2, 12, None), "have 12"),
+        ("quantized:rotate=on", &narrow_values, "have 12"),
         ("quantized:rotate=maybe", &usual, "known: off, on, auto"),
         ("quantized:format=quanto,optimize=on", &usual, "known: off"),
         ("quantized:flush=requantize", &usual, "use quanto or hqq"),
         ("quantized:flush=requantize,format=quanto,group=48", &usual, "do not divide"),
+        ("quantized:flush=requantize,format=quanto,group=32", &narrow_values, "the 24 numbers"),
         ("quantized:flush=requantize,format=quanto,axis_key=-1", &usual, "do not divide"),
         ("quantized:flush=requantize,format=quanto", &need(2, 64, Some(9)), "use `flush=append`"),
         ("quantized:compat=4.47", &usual, "flush=requantize"),

@@ -12,7 +12,7 @@ use kiln_kernels::{Kernels, KvAppend, KvReorder};
 
 use crate::memory::TensorTree;
 
-/// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
+/// A buffer of keys and one of values, each `[batch, heads, slots, width]`.
 ///
 /// The kernel [`KvAppend`] writes into the tensors if nothing else holds them, and into copies otherwise. A
 /// snapshot therefore costs nothing until it or the original is written.
@@ -58,8 +58,8 @@ impl Buffer {
         self.kv.set(kv);
     }
 
-    /// Resizes the buffer to `slots` slots, with the batch, heads and type of the given keys and values. The
-    /// contents of the first `filled` slots are kept.
+    /// Resizes the buffer to `slots` slots, with the batch, heads, width and type of the given keys and
+    /// values. The contents of the first `filled` slots are kept.
     ///
     /// # Errors
     /// [`Error::Execution`] if the buffer is in host memory.
@@ -85,7 +85,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes tokens, `[batch, kv_heads, tokens, head_dim]`, from `positions` on. Does nothing to an empty
+    /// Writes tokens, each `[batch, heads, tokens, width]`, from `positions` on. Does nothing to an empty
     /// buffer: [`resize`](Self::resize) comes first.
     ///
     /// # Errors
@@ -227,13 +227,14 @@ pub(crate) fn narrow((keys, values): &Kv, from: usize, len: usize) -> Kv {
 /// [`Error::Import`] if they do not fit.
 pub(crate) fn validate(kv: &Slot<Kv>, need: &AttentionNeed) -> Result<usize> {
     let outlines = kv.outlines();
-    let [(keys, dtype), values] = &outlines[..] else { return Ok(0) };
+    let [(keys, dtype), (values, value_dtype)] = &outlines[..] else { return Ok(0) };
     match keys[..] {
-        [rows, heads, tokens, dim]
+        [rows, _, tokens, _]
             if rows > 0
                 && tokens > 0
-                && (heads, dim) == (need.kv_heads, need.head_dim)
-                && (keys, dtype) == (&values.0, &values.1)
+                && keys[..] == need.keys.shape(rows, tokens)
+                && values[..] == need.values.shape(rows, tokens)
+                && dtype == value_dtype
                 && dtype.is_float() =>
         {
             Ok(tokens)
@@ -246,8 +247,9 @@ pub(crate) fn validate(kv: &Slot<Kv>, need: &AttentionNeed) -> Result<usize> {
 pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &StepShape) -> Footprint {
     let slot = need.token_bytes(step.element).saturating_mul(step.rows);
     let passing = if slots > have { slot.saturating_mul(have) } else { 0 };
-    let held = slot.saturating_mul(slots.max(have));
-    Footprint { held, largest: held, passing }
+    let slots = slots.max(have);
+    let largest = need.largest_bytes(step.element).saturating_mul(step.rows).saturating_mul(slots);
+    Footprint { held: slot.saturating_mul(slots), largest, passing }
 }
 
 /// Lifetime of a buffer of this length.

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::{Result, budget::Claim, view::KvView};
+use crate::{Result, budget::Claim, need::Stream, view::KvView};
 
 /// Memory of one block, of any kind.
 ///
@@ -134,7 +134,7 @@ pub struct Footprint {
     /// Held until the layer changes again, including room allocated ahead of need. An offloaded layer holds
     /// it only while it is in use, or the layer before it is.
     pub held: usize,
-    /// The part of `held` in the largest buffer of keys and the buffer of values beside it.
+    /// Size of the largest buffer.
     pub largest: usize,
     /// Held in addition while the layer is in use.
     pub passing: usize,
@@ -181,11 +181,14 @@ pub struct LayerState {
     pub slots: Vec<Vec<TensorData>>,
 }
 
-/// Keys and values, both `[batch, kv_heads, tokens, head_dim]`.
+/// Keys and values, each `[batch, heads, tokens, width]`. They may differ in heads and width.
 pub type Kv = (Tensor<4>, Tensor<4>);
 
-/// Keys and values of one attention block. Tensors are `[batch, kv_heads, tokens, head_dim]`.
+/// Keys and values of one attention block. Tensors are `[batch, heads, tokens, width]`.
 pub trait KvLayer: CacheLayer {
+    /// Heads and widths of the keys and the values that the layer takes; `None` if it takes any.
+    fn streams(&self) -> Option<[Stream; 2]>;
+
     /// Positions of the keys that an update of `n` tokens will return ("mask sizes").
     fn span(&self, n: usize) -> KvSpan;
 
@@ -202,7 +205,7 @@ pub trait KvLayer: CacheLayer {
     /// share a buffer.
     fn slots_for(&self, tokens: usize) -> Option<usize>;
 
-    /// Gives up keys and values, `[rows, kv_heads, slots, head_dim]`, with position `p` in slot `p`, to be
+    /// Gives up keys and values, `[rows, heads, slots, width]`, with position `p` in slot `p`, to be
     /// held in a buffer that rows share; `None` if nothing is stored. Until [`take_back`](Self::take_back),
     /// the layer still answers questions, and [`stored`](Self::stored) counts its tokens.
     fn lend(&mut self) -> Result<Option<Kv>>;

@@ -21,7 +21,7 @@ pub enum KvView {
 /// `(p - origin) mod slots`.
 #[derive(Clone, Debug)]
 pub struct DenseKv {
-    /// `[batch, kv_heads, slots, head_dim]`
+    /// Each `[batch, heads, slots, width]`
     pub keys: Tensor<4>,
     pub values: Tensor<4>,
     /// First valid position.
@@ -40,9 +40,9 @@ pub struct PackedView {
     pub end: usize,
     /// Keys and values of the positions from `end` on. The `start` is that of the whole view.
     pub recent: DenseKv,
-    /// `[head_dim, head_dim]`, orthogonal and symmetric: keys and values were multiplied by this matrix.
-    /// Queries must be multiplied by it too, and the result of attention once more.
-    pub rotation: Option<Tensor<2>>,
+    /// Matrices that keys and values were multiplied by, `[width, width]`, orthogonal and symmetric. Queries
+    /// must be multiplied by that of the keys, and the result of attention by that of the values.
+    pub rotation: Option<[Tensor<2>; 2]>,
 }
 
 impl KvView {
@@ -59,7 +59,7 @@ impl DenseKv {
     }
 
     /// Returns the keys and values of `span`, one position after the other:
-    /// `[batch, kv_heads, span.len, head_dim]`.
+    /// each `[batch, heads, span.len, width]`.
     pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
         let Self { keys, values, origin, .. } = self;
         let slots = keys.dims()[2].max(1);

@@ -67,7 +67,7 @@ pub mod kernels {
 ///     expert::memory::{Kv, KvPolicy, KvView, LayerCache, Memory, Policy, Positions, Progress, Slot},
 /// };
 ///
-/// /// Keeps all keys and values, `[batch, kv_heads, tokens, head_dim]`, in tensors that grow with each token.
+/// /// Keeps all keys and values, `[batch, heads, tokens, width]`, in tensors that grow with each token.
 /// #[derive(Clone, Debug)]
 /// struct Concatenate;
 ///
@@ -120,8 +120,8 @@ pub mod memory {
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
             Positions, Reorders, Rings, RowPosition, StateLayer, StepShape, Usage,
         },
-        model_cache::{CacheState, LayerCache, Pass, RowPart},
-        need::{AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed},
+        model_cache::{BlockKeys, CacheState, LayerCache, Pass, RowPart, SharedPart, SharedRows},
+        need::{AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed, Stream},
         packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Dirty, Slot},
         view::{DenseKv, KvView, PackedView},

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     layer::{CrossLayer, Kv, Parents, Positions, Reorders},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     slot::Slot,
     view::KvView,
 };
@@ -21,8 +21,9 @@ pub(crate) struct WriteOnce {
 impl WriteOnce {
     /// Whether keys and values have the shape of this block.
     fn fits(&self, (keys, values): &Kv) -> bool {
-        let [_, heads, _, dim] = keys.dims();
-        (heads, dim) == (self.need.kv_heads, self.need.head_dim) && values.dims() == keys.dims()
+        let [rows, _, positions, _] = keys.dims();
+        let streams = self.need.streams().map(|stream| stream.shape(rows, positions));
+        [keys.dims(), values.dims()] == streams
     }
 }
 
@@ -67,9 +68,7 @@ impl CrossLayer for Memory<WriteOnce> {
         }
         self.on_device(|policy, at, kv| {
             if !policy.fits(&(keys.clone(), values.clone())) {
-                let why =
-                    format!("keys {:?} and values {:?} are of another block", keys.dims(), values.dims());
-                return Err(Error::Import { why });
+                return Err(of_another_block(&keys, &values));
             }
             at.seq_len = keys.dims()[2];
             kv.set((keys, values));
@@ -80,6 +79,11 @@ impl CrossLayer for Memory<WriteOnce> {
     fn snapshot(&self) -> Box<dyn CrossLayer> {
         Box::new(self.clone())
     }
+}
+
+fn of_another_block(keys: &Tensor<4>, values: &Tensor<4>) -> Error {
+    let why = format!("keys {:?} and values {:?} are of another block", keys.dims(), values.dims());
+    Error::Import { why }
 }
 
 /// A strategy for the keys and values of a sequence that can also hold those of an encoder, which are all
@@ -142,6 +146,12 @@ impl<P: EncoderPolicy> CrossLayer for Memory<Once<P>> {
         }
         self.on_device(|policy, at, tensors| {
             let [rows, _, frames, _] = keys.dims();
+            let of = |[k, v]: [Stream; 2]| {
+                [keys.dims(), values.dims()] == [k, v].map(|one| one.shape(rows, frames))
+            };
+            if !policy.0.streams().is_none_or(of) {
+                return Err(of_another_block(&keys, &values));
+            }
             let positions = Positions::all_at(0, rows, &keys.device());
             policy.0.append(at, tensors, (keys, values), &positions)?;
             policy.0.advance(at, tensors, frames);

@@ -20,6 +20,7 @@ use kiln_core::{
         CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents, Positions, Reorders,
         StepShape, Usage,
     },
+    need::Stream,
     slot::AnySlot,
     view::KvView,
 };
@@ -322,6 +323,10 @@ impl<P: Policy> CacheLayer for Memory<P> {
 }
 
 impl<P: KvPolicy> KvLayer for Memory<P> {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        self.policy.streams()
+    }
+
     fn span(&self, n: usize) -> KvSpan {
         self.policy.span(&self.at, n)
     }

@@ -6,7 +6,8 @@ use kiln_core::{
     Error, Result,
     budget::Claim,
     layer::{Footprint, Kv, KvSpan, Limits, Parents, Positions, Reorders, StepShape},
-    slot::{AnySlot, Slot, Tensors},
+    need::Stream,
+    slot::{AnySlot, Outline, Slot, Tensors},
     view::KvView,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -40,8 +41,11 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         tensors: &Self::Tensors,
         _step: &StepShape,
     ) -> Footprint {
-        let held = tensors.slots().into_iter().map(AnySlot::device_bytes).sum();
-        Footprint { held, largest: held, passing: 0 }
+        let slots = tensors.slots();
+        let bytes = |(shape, dtype): Outline| shape.iter().product::<usize>() * dtype.size();
+        let largest = slots.iter().flat_map(|slot| slot.outlines()).map(bytes).max().unwrap_or(0);
+        let held = slots.into_iter().map(AnySlot::device_bytes).sum();
+        Footprint { held, largest, passing: 0 }
     }
 
     /// Returns the largest length of at most `at_most` that can be returned to exactly; `None`: only an empty
@@ -95,6 +99,11 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
 
 /// A [`Policy`] for keys and values.
 pub trait KvPolicy: Policy {
+    /// See [`KvLayer::streams`](kiln_core::layer::KvLayer::streams).
+    fn streams(&self) -> Option<[Stream; 2]> {
+        None
+    }
+
     /// Positions of the keys that [`append`](Self::append) of `n` tokens will return.
     fn span(&self, at: &Progress<Self::Counts>, n: usize) -> KvSpan {
         KvSpan { start: 0, len: at.seq_len + n }

@@ -116,7 +116,7 @@ impl Policy for Recurrent {
         // Rings that are kept for undoing, or that grow, exist twice.
         let have: usize = states.slots().into_iter().map(AnySlot::device_bytes).sum();
         let twice = step.tokens > at.history || have != held;
-        Footprint { held: held.saturating_mul(if twice { 2 } else { 1 }), largest: 2 * largest, passing: 0 }
+        Footprint { held: held.saturating_mul(if twice { 2 } else { 1 }), largest, passing: 0 }
     }
 
     /// A recurrence cannot be reversed; it can only return to a kept state.

@@ -7,7 +7,7 @@
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, KvLayer, Parents, Positions, Reorders, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     slot::Slot,
     view::KvView,
 };
@@ -132,6 +132,10 @@ impl Policy for DynamicPolicy {
 }
 
 impl KvPolicy for DynamicPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn append(
         &self,
         at: &mut Progress<()>,

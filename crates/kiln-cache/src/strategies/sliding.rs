@@ -8,7 +8,7 @@
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Parents, Positions, Reorders, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -166,6 +166,10 @@ impl Policy for SlidingPolicy {
 }
 
 impl KvPolicy for SlidingPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn span(&self, at: &Progress<Counts>, n: usize) -> KvSpan {
         let start = self.visible(at.seq_len);
         KvSpan { start, len: at.seq_len + n - start }

@@ -4,7 +4,7 @@
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, Limits, Parents, Positions, Reorders, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     setters,
     slot::Slot,
     view::KvView,
@@ -117,6 +117,10 @@ impl Policy for StaticPolicy {
 }
 
 impl KvPolicy for StaticPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn limits(&self, _: &Progress<()>) -> Limits {
         Limits { capacity: self.len, fixed_buffers: true, ..Limits::default() }
     }

@@ -44,7 +44,8 @@ impl BlockMemory<'_> {
     /// grow.
     pub fn bytes_growing(&self, step: &StepShape) -> usize {
         let largest = self.footprints(step).iter().map(|part| part.bytes.largest).max().unwrap_or(0);
-        if self.cache.is_static() { 0 } else { largest / 2 }
+        // Keys and values of half the length, which together are at most as large as either is now.
+        if self.cache.is_static() { 0 } else { largest }
     }
 
     /// Number of bytes held on the device, including room allocated ahead of need.
@@ -231,8 +232,7 @@ impl ModelCache {
 
     fn check_largest(&self, parts: &[PartFootprint]) -> Result<()> {
         parts.iter().try_for_each(|part| {
-            // `largest` counts the keys and the values of a layer together.
-            let needed = part.bytes.largest as u64 / 2;
+            let needed = part.bytes.largest as u64;
             match self.largest_buffer(part.block) {
                 Some(largest) if needed > largest => Err(Error::BufferTooLarge { needed, largest }),
                 _ => Ok(()),

@@ -56,7 +56,7 @@ pub enum BlockKeys<'a> {
 /// Keys and values of rows that share a buffer.
 #[derive(Debug)]
 pub struct SharedRows<'a> {
-    /// `[1, kv_heads, slots of all rows, head_dim]`. The caller takes the buffers out, writes at the
+    /// `[1, heads, slots of all rows, width]`. The caller takes the buffers out, writes at the
     /// positions of each part, and puts them back; then it [tells](KvLayer::stored) each layer.
     pub buffers: &'a mut Option<Kv>,
     pub parts: Vec<SharedPart<'a>>,

@@ -2,10 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use burn::tensor::Tensor;
+
 use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
     layer::{CacheLayer, Kv, LayerState, Positions},
+    need::Stream,
 };
 
 /// A number of rows that no batch reaches. A file with more is refused.
@@ -21,7 +24,7 @@ pub struct CacheState {
 }
 
 impl ModelCache {
-    /// Copies the keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token
+    /// Copies the keys and values of every attention block, `[batch, heads, tokens, width]`, one token
     /// after the other: transformers' legacy format. Keys are rotated as they are held; layers that hold
     /// nothing are left out.
     ///
@@ -57,9 +60,11 @@ impl ModelCache {
             return wrong(format!("{} layers are given for {blocks} attention blocks", layers.len()));
         }
         let [rows, _, tokens, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
-        for (keys, values) in &layers {
-            let ([r, heads, t, _], [vr, vheads, vt, _]) = (keys.dims(), values.dims());
-            if (r, t) != (rows, tokens) || (vr, vheads, vt) != (rows, heads, tokens) {
+        for ((keys, values), layer) in layers.iter().zip(self.keys()) {
+            let shapes = [keys.dims(), values.dims()];
+            let is_even = shapes.iter().all(|&[r, _, t, _]| (r, t) == (rows, tokens));
+            let fits = |streams: [Stream; 2]| streams.iter().zip(&shapes).all(|(one, x)| one.fits(x));
+            if !is_even || !layer.streams().is_none_or(fits) {
                 return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
             }
         }
@@ -104,15 +109,16 @@ impl ModelCache {
         if layers.len() != blocks || self.groups.len() > 1 {
             return wrong(format!("{} layers are given for {blocks} blocks with an encoder", layers.len()));
         }
-        let first = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
-        if let Some((keys, values)) = layers.iter().find(|(k, v)| k.dims() != first || v.dims() != first) {
+        let [rows, _, frames, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
+        let is_even = |x: &Tensor<4>| (x.dims()[0], x.dims()[2]) == (rows, frames);
+        if let Some((keys, values)) = layers.iter().find(|(k, v)| !is_even(k) || !is_even(v)) {
             return wrong(format!(
-                "keys {:?} and values {:?} do not fit {first:?}",
+                "keys {:?} and values {:?} are not of {rows} rows and {frames} positions",
                 keys.dims(),
                 values.dims()
             ));
         }
-        self.check_rows(first[0])?;
+        self.check_rows(rows)?;
         let own = self.groups.iter_mut().flat_map(RowGroup::encoders_mut);
         own.zip(layers).try_for_each(|(layer, (keys, values))| layer.fill(keys, values))?;
         self.claim_given();

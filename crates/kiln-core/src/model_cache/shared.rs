@@ -3,7 +3,7 @@
 //! Rows of one length have their keys in one tensor, and one launch appends to it or attends over it. Rows of
 //! different lengths have layers of their own, which would cost one launch each. If the strategy keeps
 //! position `p` in slot `p`, all rows of a block lie in one buffer instead,
-//! `[1, kv_heads, slots of all rows, head_dim]`: position `p` of a row is in slot `base + p`. All blocks use
+//! `[1, heads, slots of all rows, width]`: position `p` of a row is in slot `base + p`. All blocks use
 //! the same bases, because all of them have seen the same tokens.
 //!
 //! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
@@ -26,7 +26,7 @@ const FEW: usize = 16;
 /// Buffers of the blocks whose rows share one.
 #[derive(Debug, Default)]
 pub(super) struct SharedBuffers {
-    /// By block, `[1, kv_heads, slots, head_dim]`; `None` if rows have buffers of their own.
+    /// By block, `[1, heads, slots, width]`; `None` if rows have buffers of their own.
     pub(super) blocks: Vec<Option<Kv>>,
 }
 
@@ -93,7 +93,8 @@ impl ModelCache {
         let layers = self.footprints(step, &[]);
         let held = layers.iter().map(|part| part.bytes.held).max().unwrap_or(0);
         // Keys of all rows are one buffer, and so are their values.
-        let is_too_large = |largest: u64| held as u64 / 2 > largest;
+        let widest = self.widest(step) as u64;
+        let is_too_large = |largest: u64| widest > largest;
         if (0..self.blocks()).any(|block| self.largest_buffer(block).is_some_and(is_too_large)) {
             return self.give_back_all();
         }
@@ -103,6 +104,19 @@ impl ModelCache {
             return self.give_back_all();
         }
         self.rearrange(&wanted, step.tokens).inspect_err(|_| self.poison())
+    }
+
+    /// Size of the largest buffer that all rows would share while `step` is stored.
+    fn widest(&self, step: &StepShape) -> usize {
+        let mut by_part: Vec<usize> = Vec::new();
+        for group in &self.groups {
+            let step = StepShape { rows: group.rows.unwrap_or(step.rows), ..*step };
+            for (i, part) in group.parts().enumerate() {
+                by_part.resize(by_part.len().max(i + 1), 0);
+                by_part[i] = by_part[i].saturating_add(part.footprint(&step).largest);
+            }
+        }
+        by_part.into_iter().max().unwrap_or(0)
     }
 
     /// Returns the first slot of each row in buffers that rows share; 0 for rows that share none.
@@ -238,7 +252,7 @@ fn written(buffer: Tensor<4>, new: Tensor<4>, first: usize) -> Tensor<4> {
     buffer.slice_assign([0..1, 0..heads, first..first + len, 0..dim], new)
 }
 
-/// Copies the rows of a region into tensors of their own, `[rows, kv_heads, slots, head_dim]`.
+/// Copies the rows of a region into tensors of their own, `[rows, heads, slots, width]`.
 fn copied((keys, values): &Kv, Region { base, slots }: Region, rows: usize) -> Kv {
     let own = |tensor: &Tensor<4>| {
         let [_, heads, _, dim] = tensor.dims();

@@ -2,8 +2,8 @@
 //! knows.
 //!
 //! `buffer[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
-//! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. If
-//! the capacity is never reached, this is `StaticCache.update` of transformers.
+//! `[batch, heads, capacity, width]` and `[batch, heads, n, width]`, for keys and for values, which may
+//! differ in heads and width. If the capacity is never reached, this is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::layer::{Positions, RowPosition};
@@ -31,10 +31,9 @@ use crate::{
 /// on the device, so that a captured step can advance them.
 #[derive(Clone, Debug)]
 pub struct KvAppend {
-    /// Keys and values: `[batch, kv_heads, capacity, head_dim]`, or `[1, ..]` if rows share the buffers
+    /// Keys and values: `[batch, heads, capacity, width]`, or `[1, ..]` if rows share the buffers
     pub buffers: [Tensor<4>; 2],
-    /// Keys and values: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`; cast to the type of the
-    /// buffers
+    /// Keys and values: `[batch, heads, n, width]`, with `n <= capacity`; cast to the type of the buffers
     pub new: [Tensor<4>; 2],
     /// Positions of `batch` rows.
     pub positions: Positions,
@@ -48,10 +47,12 @@ impl Kernel for KvAppend {
 
     fn checked(self) -> Self {
         let Self { buffers, new, positions, origin } = self;
-        let ([held, heads, capacity, head_dim], [batch, _, n, _]) = (buffers[0].dims(), new[0].dims());
-        assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
-        assert_eq!(new[1].dims(), new[0].dims(), "kv_append: new keys and values");
-        assert_eq!(new[0].dims(), [batch, heads, n, head_dim], "kv_append: new and buffers");
+        let ([held, _, capacity, _], [batch, _, n, _]) = (buffers[0].dims(), new[0].dims());
+        for (buffer, new) in buffers.iter().zip(&new) {
+            let [_, heads, _, width] = buffer.dims();
+            assert_eq!(buffer.dims(), [held, heads, capacity, width], "kv_append: keys and values");
+            assert_eq!(new.dims(), [batch, heads, n, width], "kv_append: new and buffers");
+        }
         assert!(held == batch || held == 1, "kv_append: {batch} rows into {held} of the buffers");
         assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
         let dtype = buffers[0].dtype();
@@ -98,9 +99,10 @@ impl Kernel for KvAppend {
         };
 
         let Self { buffers, new, positions, origin } = self;
-        let [_, heads, capacity, _] = buffers[0].dims();
-        let [_, _, tokens, head_dim] = new[0].dims();
-        let invocations = new[0].shape().num_elements();
+        let capacity = buffers[0].dims()[2];
+        let [[_, key_heads, tokens, key_width], [_, value_heads, _, value_width]] =
+            new.each_ref().map(Tensor::dims);
+        let [key_numbers, value_numbers] = new.each_ref().map(|new| new.shape().num_elements());
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [new_keys, new_values] = new.map(primitive);
         let positions = in_order(positions.on_device);
@@ -115,15 +117,19 @@ impl Kernel for KvAppend {
             new_key_strides: strides(&new_keys),
             new_value_strides: strides(&new_values),
             batch: rows as u32,
-            heads: heads as u32,
             capacity: capacity as u32,
             tokens: tokens as u32,
-            head_dim: head_dim as u32,
-            invocations: invocations as u32,
+            key_heads: key_heads as u32,
+            key_width: key_width as u32,
+            key_numbers: key_numbers as u32,
+            value_heads: value_heads as u32,
+            value_width: value_width as u32,
+            value_numbers: value_numbers as u32,
             origin: origin as i32,
         };
         let tensors = [&keys, &values, &new_keys, &new_values, &positions];
-        Launch::new(&SHADER, keys.dtype, &keys.client).run(invocations.div_ceil(LANES), tensors, info);
+        let workgroups = key_numbers.max(value_numbers).div_ceil(LANES);
+        Launch::new(&SHADER, keys.dtype, &keys.client).run(workgroups, tensors, info);
         Ok([keys, values].map(Tensor::from_primitive::<Cube>))
     }
 
@@ -183,6 +189,21 @@ impl Checked for KvAppend {
         for (batch, n) in [(3, 1), (2, 5), (16, 1)] {
             let buffer = [batch, 2, capacity, 64];
             cases.push(Given { buffer, n, position: 3, apart: 1, shared: true, ..GIVEN });
+        }
+        // Keys and values of different shapes.
+        for values in [(2, 8), (2, 64), (3, 12), (1, 4)] {
+            for n in [1, 5] {
+                let base = Given { n, values: Some(values), position: 9, ..GIVEN };
+                cases.push(base);
+                cases.push(Given { layout: Swapped(1, 2), new: Swapped(1, 2), apart: 4, ..base });
+                cases.push(Given {
+                    buffer: [3, 2, capacity, 12],
+                    position: 3,
+                    apart: 1,
+                    shared: true,
+                    ..base
+                });
+            }
         }
         // As many tokens as slots, none, and different layouts.
         cases.push(Given { n: 11, position: 7, ..GIVEN });
@@ -284,6 +305,8 @@ struct Given {
     apart: usize,
     /// Whether rows share the buffers.
     shared: bool,
+    /// Heads and width of values, if they are not those of keys.
+    values: Option<(usize, usize)>,
 }
 
 const GIVEN: Given = Given {
@@ -295,12 +318,13 @@ const GIVEN: Given = Given {
     origin: 0,
     apart: 0,
     shared: false,
+    values: None,
 };
 
 impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> KvAppend {
-        let Self { mut buffer, layout, n, new, position, origin, apart, shared } = *self;
-        let [batch, heads, slots, dim] = buffer;
+        let Self { buffer, layout, n, new, position, origin, apart, shared, values } = *self;
+        let [batch, heads, slots, width] = buffer;
         let row = |row| match shared {
             // The last row comes first in the buffer.
             true => RowPosition {
@@ -310,14 +334,16 @@ impl Given {
             },
             false => RowPosition { first: position + row * apart, ..RowPosition::default() },
         };
-        if shared {
-            buffer = [1, heads, batch * slots, dim];
-        }
+        let values = values.unwrap_or((heads, width));
+        let held = |(heads, width)| match shared {
+            true => [1, heads, batch * slots, width],
+            false => [batch, heads, slots, width],
+        };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
         // Values have a different layout from keys.
-        let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
-        let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
-        let new = [tokens(new), tokens(Swapped(0, 3))];
+        let buffers = [numbers.tensor(held((heads, width)), layout), numbers.tensor(held(values), Plain)];
+        let mut tokens = |(heads, width), layout| numbers.tensor([batch, heads, n, width], layout);
+        let new = [tokens((heads, width), new), tokens(values, Swapped(0, 3))];
         KvAppend { buffers, new, positions, origin }
     }
 }
@@ -343,6 +369,54 @@ mod cube {
     use super::KvAppend;
     use crate::runtime::launch::{LANES, address_type, count, in_order, primitive, to_write};
 
+    /// The place of a number: its row, head, token and channel, and its slot.
+    #[derive(CubeType)]
+    struct Place {
+        batch: usize,
+        head: usize,
+        token: usize,
+        i: usize,
+        /// Rows that share buffers all use the first row of the buffers.
+        row: usize,
+        slot: usize,
+    }
+
+    #[cube]
+    fn place<E: Numeric>(
+        number: usize,
+        buffer: &mut Tensor<E>,
+        new: &Tensor<E>,
+        positions: &Tensor<i32>,
+        origin: i32,
+    ) -> Place {
+        let (heads, tokens, width) = (new.shape(1), new.shape(2), new.shape(3));
+        let token = number / width % tokens;
+        let batch = number / width / tokens / heads;
+        let base = usize::cast_from(positions[2 * new.shape(0) + batch]);
+        let capacity = i32::cast_from(buffer.shape(2));
+        let slot = ((positions[batch] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
+        Place {
+            batch,
+            head: number / width / tokens % heads,
+            token,
+            i: number % width,
+            row: min(batch, buffer.shape(0) - 1),
+            slot: base + usize::cast_from(slot),
+        }
+    }
+
+    #[cube]
+    fn write<E: Numeric>(buffer: &mut Tensor<E>, new: &Tensor<E>, place: &Place) {
+        let to = place.row * buffer.stride(0)
+            + place.head * buffer.stride(1)
+            + place.slot * buffer.stride(2)
+            + place.i * buffer.stride(3);
+        buffer[to] = new[place.batch * new.stride(0)
+            + place.head * new.stride(1)
+            + place.token * new.stride(2)
+            + place.i * new.stride(3)];
+    }
+
     #[cube(launch, address_type = "dynamic")]
     fn kv_append<E: Numeric>(
         keys: &mut Tensor<E>,
@@ -350,48 +424,41 @@ mod cube {
         new_keys: &Tensor<E>,
         new_values: &Tensor<E>,
         positions: &Tensor<i32>,
-        invocations: usize,
+        key_numbers: usize,
+        value_numbers: usize,
         origin: i32,
+        #[comptime] alike: bool,
         #[define(E)] _elem: ElemType,
     ) {
-        if ABSOLUTE_POS >= invocations {
-            terminate!();
+        if comptime!(alike) {
+            if ABSOLUTE_POS < key_numbers {
+                let both = place(ABSOLUTE_POS, keys, new_keys, positions, origin);
+                write(keys, new_keys, &both);
+                write(values, new_values, &both);
+            }
+        } else {
+            if ABSOLUTE_POS < key_numbers {
+                let key = place(ABSOLUTE_POS, keys, new_keys, positions, origin);
+                write(keys, new_keys, &key);
+            }
+            if ABSOLUTE_POS < value_numbers {
+                let value = place(ABSOLUTE_POS, values, new_values, positions, origin);
+                write(values, new_values, &value);
+            }
         }
-        let (heads, tokens, head_dim) = (new_keys.shape(1), new_keys.shape(2), new_keys.shape(3));
-        let i = ABSOLUTE_POS % head_dim;
-        let token = ABSOLUTE_POS / head_dim % tokens;
-        let head = ABSOLUTE_POS / head_dim / tokens % heads;
-        let batch = ABSOLUTE_POS / head_dim / tokens / heads;
-        // Rows that share buffers all use the first row of the buffers.
-        let row = min(batch, keys.shape(0) - 1);
-        let base = usize::cast_from(positions[2 * new_keys.shape(0) + batch]);
-
-        let capacity = i32::cast_from(keys.shape(2));
-        let slot = ((positions[batch] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
-        let slot = base + usize::cast_from(slot);
-        let to = row * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
-        keys[to] = new_keys[batch * new_keys.stride(0)
-            + head * new_keys.stride(1)
-            + token * new_keys.stride(2)
-            + i * new_keys.stride(3)];
-        let to =
-            row * values.stride(0) + head * values.stride(1) + slot * values.stride(2) + i * values.stride(3);
-        values[to] = new_values[batch * new_values.stride(0)
-            + head * new_values.stride(1)
-            + token * new_values.stride(2)
-            + i * new_values.stride(3)];
     }
 
     pub(super) fn launch(
         KvAppend { buffers, new, positions, origin }: KvAppend,
     ) -> [burn::tensor::Tensor<4>; 2] {
-        let invocations = new[0].shape().num_elements();
+        let [key_numbers, value_numbers] = new.each_ref().map(|new| new.shape().num_elements());
+        let alike = new[0].dims() == new[1].dims();
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [new_keys, new_values] = new.map(primitive);
         let elem = dtype_to_storage_type(keys.dtype);
         kv_append::launch(
             &keys.client,
-            count(invocations.div_ceil(LANES)),
+            count(key_numbers.max(value_numbers).div_ceil(LANES)),
             CubeDim::new_1d(LANES as u32),
             address_type([&keys, &values, &new_keys, &new_values]),
             keys.clone().into_tensor_arg(),
@@ -399,8 +466,10 @@ mod cube {
             new_keys.into_tensor_arg(),
             new_values.into_tensor_arg(),
             in_order(positions.on_device).into_tensor_arg(),
-            invocations,
+            key_numbers,
+            value_numbers,
             origin as i32,
+            alike,
             elem,
         );
         [keys, values].map(burn::tensor::Tensor::from_primitive::<Cube>)

@@ -26,7 +26,7 @@ use crate::{
 /// Writes in place if a buffer is the only handle of its memory, and to a copy otherwise.
 #[derive(Clone, Debug)]
 pub struct KvReorder {
-    /// Keys and values: `[batch, kv_heads, capacity, head_dim]`
+    /// Keys and values: each `[batch, heads, capacity, width]`
     pub buffers: [Tensor<4>; 2],
     /// `[batch]`: for each row, a row of its prompt, counted from the first row of the prompt.
     pub parents: Tensor<1, Int>,
@@ -46,11 +46,8 @@ impl Kernel for KvReorder {
 
     fn checked(self) -> Self {
         let [batch, _, capacity, _] = self.buffers[0].dims();
-        assert_eq!(
-            self.buffers[1].dims(),
-            self.buffers[0].dims(),
-            "kv_reorder: buffers of keys and of values"
-        );
+        let [rows, _, slots, _] = self.buffers[1].dims();
+        assert_eq!((rows, slots), (batch, capacity), "kv_reorder: buffers of keys and of values");
         assert_eq!(
             self.buffers[1].dtype(),
             self.buffers[0].dtype(),
@@ -106,7 +103,9 @@ impl Kernel for KvReorder {
         };
 
         let Self { buffers, parents, width, positions, latest, origin } = self;
-        let [batch, heads, capacity, head_dim] = buffers[0].dims();
+        let [[batch, key_heads, capacity, key_width], [_, value_heads, _, value_width]] =
+            buffers.each_ref().map(Tensor::dims);
+        let heads = key_heads.max(value_heads);
         let parts = enough(&buffers[0].device(), PARTS);
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [parents, positions, latest] =
@@ -118,7 +117,10 @@ impl Kernel for KvReorder {
             width: width as u32,
             heads: heads as u32,
             capacity: capacity as u32,
-            head_dim: head_dim as u32,
+            key_heads: key_heads as u32,
+            key_width: key_width as u32,
+            value_heads: value_heads as u32,
+            value_width: value_width as u32,
             parts: parts as u32,
             origin: origin as i32,
         };
@@ -163,6 +165,7 @@ impl Checked for KvReorder {
             latest: 4,
             origin: 0,
             apart: 0,
+            values: None,
         };
         let given = [
             // Rows that swap, several that take from one, a ring of rows, all unchanged, a single row.
@@ -181,6 +184,11 @@ impl Checked for KvReorder {
             Given { prompts: 3, apart: 5, origin: 4, ..base },
             Given { layout: Swapped(1, 2), ..base },
             Given { layout: Cut(2), ..base },
+            // Keys and values of different shapes.
+            Given { values: Some((2, 8)), ..base },
+            Given { values: Some((2, 40)), layout: Swapped(1, 2), position: 13, ..base },
+            Given { values: Some((3, 12)), prompts: 3, apart: 5, ..base },
+            Given { values: Some((1, 100)), capacity: 200, position: 250, latest: 180, prompts: 2, ..base },
             // More than one piece, and the largest number of rows.
             Given { capacity: 200, dim: 64, position: 250, latest: 180, prompts: 2, ..base },
             Given { capacity: 40, dim: 80, position: 30, latest: 21, parents: &REVERSED, ..base },
@@ -220,11 +228,14 @@ struct Given {
     origin: usize,
     /// Prompt `i` starts `apart · i` positions after the first prompt.
     apart: usize,
+    /// Heads and width of values, if they are not those of keys.
+    values: Option<(usize, usize)>,
 }
 
 impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> KvReorder {
-        let Self { prompts, parents, heads, capacity, dim, layout, position, latest, origin, apart } = *self;
+        let Self { prompts, parents, heads, capacity, dim, layout, position, latest, origin, apart, .. } =
+            *self;
         let width = parents.len();
         let batch = prompts * width;
         let row =
@@ -234,8 +245,9 @@ impl Given {
             |ints: Vec<i32>| Tensor::from_data(TensorData::new(ints.clone(), [ints.len()]), numbers.device());
         let (parents, latest) = (ints(parents.repeat(prompts)), ints(vec![latest]));
         // Values have a different layout from keys.
-        let shape = [batch, heads, capacity, dim];
-        let buffers = [numbers.tensor(shape, layout), numbers.tensor(shape, Plain)];
+        let shape = |(heads, width)| [batch, heads, capacity, width];
+        let values = self.values.unwrap_or((heads, dim));
+        let buffers = [numbers.tensor(shape((heads, dim)), layout), numbers.tensor(shape(values), Plain)];
         KvReorder { buffers, parents, width, positions, latest, origin }
     }
 }
@@ -279,9 +291,12 @@ mod cube {
         width: usize,
         parts: usize,
         origin: i32,
+        #[comptime] alike: bool,
         #[define(E)] _elem: ElemType,
     ) {
-        let (heads, slots, head_dim) = (keys.shape(1), keys.shape(2), keys.shape(3));
+        let (key_heads, slots, key_width) = (keys.shape(1), keys.shape(2), keys.shape(3));
+        let (value_heads, value_width) = (values.shape(1), values.shape(3));
+        let heads = max(key_heads, value_heads);
         let part = CUBE_POS % parts;
         let head = CUBE_POS / parts % heads;
         let prompt = CUBE_POS / parts / heads;
@@ -299,7 +314,9 @@ mod cube {
             moves = moves || parents[first + row] != i32::cast_from(row as u32);
         }
         let tokens = min(usize::cast_from(max(latest[0], 0)), slots);
-        let elements = select(moves, tokens * head_dim, 0usize);
+        let key_elements = select(moves, tokens * key_width, 0usize);
+        let value_elements = select(moves, tokens * value_width, 0usize);
+        let elements = max(key_elements, value_elements);
         let piece = HELD / width;
         let capacity = i32::cast_from(slots as u32);
         let newest = positions[first] - origin;
@@ -309,12 +326,25 @@ mod cube {
             let mut i = lane;
             while i < width * len {
                 let element = begin + i % len;
-                let slot = slot_of(newest, element / head_dim, capacity);
                 let row = first + i / len;
-                let from = place(keys, row, head, slot, element % head_dim);
-                held_keys[i] = keys[from];
-                let from = place(values, row, head, slot, element % head_dim);
-                held_values[i] = values[from];
+                if comptime!(alike) {
+                    let slot = slot_of(newest, element / key_width, capacity);
+                    let from = place(keys, row, head, slot, element % key_width);
+                    held_keys[i] = keys[from];
+                    let from = place(values, row, head, slot, element % key_width);
+                    held_values[i] = values[from];
+                } else {
+                    if head < key_heads && element < key_elements {
+                        let slot = slot_of(newest, element / key_width, capacity);
+                        let from = place(keys, row, head, slot, element % key_width);
+                        held_keys[i] = keys[from];
+                    }
+                    if head < value_heads && element < value_elements {
+                        let slot = slot_of(newest, element / value_width, capacity);
+                        let from = place(values, row, head, slot, element % value_width);
+                        held_values[i] = values[from];
+                    }
+                }
                 i += LANES;
             }
             sync_cube();
@@ -324,12 +354,25 @@ mod cube {
                 let parent = usize::cast_from(parents[first + row]);
                 if parent != row {
                     let element = begin + i % len;
-                    let slot = slot_of(newest, element / head_dim, capacity);
                     let from = parent * len + i % len;
-                    let to = place(keys, first + row, head, slot, element % head_dim);
-                    keys[to] = held_keys[from];
-                    let to = place(values, first + row, head, slot, element % head_dim);
-                    values[to] = held_values[from];
+                    if comptime!(alike) {
+                        let slot = slot_of(newest, element / key_width, capacity);
+                        let to = place(keys, first + row, head, slot, element % key_width);
+                        keys[to] = held_keys[from];
+                        let to = place(values, first + row, head, slot, element % key_width);
+                        values[to] = held_values[from];
+                    } else {
+                        if head < key_heads && element < key_elements {
+                            let slot = slot_of(newest, element / key_width, capacity);
+                            let to = place(keys, first + row, head, slot, element % key_width);
+                            keys[to] = held_keys[from];
+                        }
+                        if head < value_heads && element < value_elements {
+                            let slot = slot_of(newest, element / value_width, capacity);
+                            let to = place(values, first + row, head, slot, element % value_width);
+                            values[to] = held_values[from];
+                        }
+                    }
                 }
                 i += LANES;
             }
@@ -341,7 +384,9 @@ mod cube {
     pub(super) fn launch(
         KvReorder { buffers, parents, width, positions, latest, origin }: KvReorder,
     ) -> [burn::tensor::Tensor<4>; 2] {
-        let [batch, heads, _, _] = buffers[0].dims();
+        let [[batch, key_heads, _, _], [_, value_heads, _, _]] =
+            buffers.each_ref().map(burn::tensor::Tensor::dims);
+        let (heads, alike) = (key_heads.max(value_heads), buffers[0].dims() == buffers[1].dims());
         let parts = enough(&buffers[0].device(), PARTS);
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let elem = dtype_to_storage_type(keys.dtype);
@@ -359,6 +404,7 @@ mod cube {
             width,
             parts,
             origin as i32,
+            alike,
             elem,
         );
         [keys, values].map(burn::tensor::Tensor::from_primitive::<Cube>)

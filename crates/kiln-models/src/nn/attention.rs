@@ -295,13 +295,15 @@ pub(super) fn attend(
         }
         KvView::Packed(view) => *view,
     };
-    let rotate = |x: Tensor<4>| match &rotation {
-        Some(matrix) => product(x, matrix.clone().unsqueeze()),
+    let rotate = |x: Tensor<4>, matrix: Option<Tensor<2>>| match matrix {
+        Some(matrix) => product(x, matrix.unsqueeze()),
         None => x,
     };
-    let q = rotate(q);
-    rotate(match packed {
+    let [of_keys, of_values] = rotation.map_or([None, None], |matrices| matrices.map(Some));
+    let q = rotate(q, of_keys);
+    let mixed = match packed {
         None => kernels.run(kiln_kernels::Attention { q, chain: vec![recent], positions, shape }),
         Some(packed) => kernels.run(AttentionPacked { q, packed, recent, positions, shape }),
-    })
+    };
+    rotate(mixed, of_values)
 }

@@ -225,7 +225,7 @@ impl Configured for DecoderConfig {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention { window } => {
                 let rotary = self.ropes.as_ref().map(|ropes| ropes.of(window).need());
-                let need = AttentionNeed { kv_heads, head_dim, window, rotary };
+                let need = AttentionNeed { window, rotary, ..AttentionNeed::alike(kv_heads, head_dim) };
                 match block.cross_attention {
                     true => LayerNeed::EncoderDecoder(need),
                     false => LayerNeed::Attention(need),

@@ -4,19 +4,16 @@ use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use kiln::expert::kernels::KvUnpack;
-use kiln::expert::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions};
+use kiln::expert::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions, Stream};
 
 use super::Subject;
 
-/// Head dimension.
-pub const DIM: usize = 8;
-
-/// Feeds tokens `range` to a layer of two heads. Returns the tokens that the view holds.
+/// Feeds tokens `range` to a layer. Returns the tokens that the view holds.
 pub(super) fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<usize>) -> Vec<f32> {
     if range.is_empty() {
         return Vec::new();
     }
-    let (keys, values) = feed(subject, layer, keys(subject.device, range));
+    let (keys, values) = feed(subject, layer, keys(subject, range));
     tokens_of(subject, keys, values)
 }
 
@@ -43,7 +40,7 @@ pub(super) fn feed(
 }
 
 /// Returns the keys and values of a view, ordered by position.
-fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
+pub(super) fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
     let PackedView { packed, end, recent, rotation } = match view {
         KvView::Dense(recent) => PackedView { packed: None, end: 0, recent, rotation: None },
         KvView::Packed(view) => *view,
@@ -71,18 +68,18 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
         Some(packed) if begin > span.start => {
             let on_device: Vec<i64> = packed.end.into_data().iter().collect();
             assert_eq!(on_device, [end as i64], "{subject:?} says the same to kernels");
-            let unpack = |buffer: &PackedBuffer, packing| {
+            let unpack = |buffer: &PackedBuffer, packing, stream: Stream| {
                 subject.kernels.run(KvUnpack {
                     buffer: buffer.clone(),
                     packing,
-                    head_dim: DIM,
+                    head_dim: stream.width,
                     slots: 0..buffer.slots(),
                     dtype: FloatDType::F32,
                 })
             };
             let old = DenseKv {
-                keys: unpack(&packed.keys, packed.key_packing),
-                values: unpack(&packed.values, packed.value_packing),
+                keys: unpack(&packed.keys, packed.key_packing, subject.need.keys),
+                values: unpack(&packed.values, packed.value_packing, subject.need.values),
                 start: 0,
                 origin: packed.origin,
                 shared: None,
@@ -92,11 +89,12 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
         }
         _ => (keys, values),
     };
-    let back = |x: Tensor<4>| match &rotation {
-        Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
-        None => x,
-    };
-    (back(keys), back(values))
+    match rotation {
+        Some([of_keys, of_values]) => {
+            (keys.matmul(of_keys.unsqueeze()), values.matmul(of_values.unsqueeze()))
+        }
+        None => (keys, values),
+    }
 }
 
 pub(super) fn update(
@@ -106,44 +104,60 @@ pub(super) fn update(
 ) -> kiln::Result<KvView> {
     let [rows, _, n, _] = keys.dims();
     let positions = Positions::all_at(layer.span(n).query(n), rows, subject.device);
-    layer.update(keys.clone(), values_of(keys), &positions)
+    layer.update(keys.clone(), values_of(subject, keys), &positions)
 }
 
-/// Returns the tokens that keys and values belong to, after checking that they are complete and match.
+/// Returns the tokens that keys and values of a row belong to, after checking that they are complete and
+/// match.
 pub(super) fn tokens_of(subject: &Subject<'_>, keys: Tensor<4>, values: Tensor<4>) -> Vec<f32> {
-    let [_, _, len, _] = keys.dims();
-    assert_eq!(keys.dims(), values.dims(), "{subject:?}");
-    let (keys, values) = (floats(keys), floats(values));
+    let (len, streams) = (keys.dims()[2], subject.need.streams());
+    assert_eq!([keys.dims(), values.dims()], streams.map(|stream| stream.shape(1, len)), "{subject:?}");
+    let width = subject.need.keys.width;
+    let both = [floats(keys), floats(values)];
     // Tokens are whole numbers, so that they can be recognized in spite of quantization loss.
-    let tokens = keys[..DIM * len].chunks(DIM).map(|vector| vector[0].round()).collect::<Vec<f32>>();
-    for (i, (key, value)) in keys.iter().zip(&values).enumerate() {
-        let (head, slot, dim) = (i / (DIM * len) % 2, i / DIM % len, i % DIM);
-        if i / (2 * DIM * len) == 0 {
-            let lost = (key - element(tokens[slot], head, dim)).abs();
-            assert!(lost <= subject.loss, "{subject:?}: key {i} is off by {lost}");
+    let tokens = both[0][..width * len].chunks(width).map(|vector| vector[0].round()).collect::<Vec<f32>>();
+    for ((numbers, Stream { width, .. }), (sign, what)) in
+        both.iter().zip(streams).zip([(1.0, "key"), (-1.0, "value")])
+    {
+        for (i, number) in numbers.iter().enumerate() {
+            let (head, slot, channel) = (i / (width * len), i / width % len, i % width);
+            let lost = (sign * number - element(tokens[slot], head, channel)).abs();
+            assert!(lost <= subject.loss, "{subject:?}: {what} {i} is off by {lost}");
         }
-        let lost = (value + key).abs();
-        assert!(lost <= 2.0 * subject.loss, "{subject:?}: value {i} is off by {lost}");
     }
     tokens
 }
 
-/// Returns the number that represents token `t` in a head and dimension; it is `t` itself in the first of
-/// both.
-fn element(t: f32, head: usize, dim: usize) -> f32 {
-    t + head as f32 / 4.0 + dim as f32 / 2.0
+/// Returns the number that represents token `t` in a head and channel; it is `t` itself in the first of both.
+fn element(t: f32, head: usize, channel: usize) -> f32 {
+    // Channels that share a scale stay close together.
+    t + head as f32 / 4.0 + (channel % 8) as f32 / 2.0
 }
 
 /// Returns values that differ from their keys, so that neither can be mistaken for the other.
-pub(super) fn values_of(keys: Tensor<4>) -> Tensor<4> {
-    -keys
+pub(super) fn values_of(subject: &Subject<'_>, keys: Tensor<4>) -> Tensor<4> {
+    let [rows, _, n, _] = keys.dims();
+    let shape = subject.need.values.shape(rows, n);
+    let first = keys.narrow(1, 0, 1).narrow(3, 0, 1).expand(shape);
+    -(first + vectors(subject.need.values, subject.device, std::iter::once(0)).expand(shape))
 }
 
-/// Returns the keys of tokens `range`, `[1, 2, tokens, DIM]`.
-pub(super) fn keys(device: &Device, range: Range<usize>) -> Tensor<4> {
-    let shape = [1, 2, range.len(), DIM];
-    let of = |head| range.clone().flat_map(move |t| (0..DIM).map(move |dim| element(t as f32, head, dim)));
-    Tensor::from_data(TensorData::new([0, 1].into_iter().flat_map(of).collect::<Vec<_>>(), shape), device)
+/// Returns the keys of tokens `range`, `[1, heads, tokens, width]`.
+pub(super) fn keys(subject: &Subject<'_>, range: Range<usize>) -> Tensor<4> {
+    vectors(subject.need.keys, subject.device, range)
+}
+
+fn vectors(
+    stream: Stream,
+    device: &Device,
+    tokens: impl ExactSizeIterator<Item = usize> + Clone,
+) -> Tensor<4> {
+    let shape = stream.shape(1, tokens.len());
+    let of = |head| {
+        let vector = move |t| (0..stream.width).map(move |channel| element(t as f32, head, channel));
+        tokens.clone().flat_map(vector)
+    };
+    Tensor::from_data(TensorData::new((0..stream.heads).flat_map(of).collect::<Vec<_>>(), shape), device)
 }
 
 pub(super) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a law that does not hold panics")]
 
 mod feeding;
+mod rows;
 mod state;
 
 use std::ops::Range;
@@ -12,11 +13,14 @@ use kiln::{
     expert::{
         ModelCache,
         kernels::Kernels,
-        memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders},
+        memory::{
+            AttentionNeed, CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions,
+            Reorders, Stream,
+        },
     },
 };
 
-pub use feeding::DIM;
+pub use rows::rows_conform;
 pub use state::{state_conforms, state_needs};
 
 use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
@@ -32,8 +36,7 @@ pub struct Subject<'a> {
     pub exact: bool,
     /// Largest difference between a returned number and the stored one.
     pub loss: f32,
-    /// Number of latest tokens that a query of the block may see.
-    pub window: Option<usize>,
+    pub need: &'a AttentionNeed,
     pub kernels: &'a Kernels,
 }
 
@@ -41,6 +44,15 @@ impl std::fmt::Debug for Subject<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.name)
     }
+}
+
+/// Needs of blocks for which the laws must hold besides those of keys and values alike: values narrower than
+/// keys; a latent and a narrow one beside it, as in latent attention; and other numbers of heads.
+pub fn attention_needs() -> Vec<AttentionNeed> {
+    let stream = |heads, width| Stream { heads, width };
+    [(stream(2, 24), stream(2, 16)), (stream(1, 40), stream(1, 8)), (stream(1, 32), stream(3, 8))]
+        .map(|(keys, values)| AttentionNeed { keys, values, window: None, rotary: None })
+        .into()
 }
 
 /// Checks every law that applies to `subject`.
@@ -102,7 +114,7 @@ fn view_ends_with_the_latest_tokens(subject: &Subject<'_>) {
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
         let span = layer.span(n);
         assert_eq!(span.query(n), next, "{subject:?} counts absolute positions");
-        let needed = subject.window.map_or(0, |window| (next + 1).saturating_sub(window));
+        let needed = subject.need.window.map_or(0, |window| (next + 1).saturating_sub(window));
         assert!(
             span.start <= needed,
             "{subject:?}: the first query at {next} sees from {needed}, not {span:?}"
@@ -353,14 +365,13 @@ fn what_was_lent_is_the_same(subject: &Subject<'_>) {
     assert!(slots >= 12, "{subject:?} has room for 12 tokens in {slots} slots");
     let (k, v) = layer.lend().unwrap().unwrap();
     assert_eq!((layer.seq_len(), layer.rows(), layer.usage().device), (9, Some(1), 0), "{subject:?}");
-    let at = |slot: usize| [0..1, 0..2, slot..slot + 1, 0..DIM];
     let copy = |tensor: Tensor<4>, new: Tensor<4>| {
-        let room = Tensor::zeros([1, 2, slots, DIM], subject.device);
-        let held = tensor.narrow(2, 0, 9);
-        room.slice_assign([0..1, 0..2, 0..9, 0..DIM], held).slice_assign(at(9), new)
+        let [_, heads, _, width] = tensor.dims();
+        let room = Tensor::zeros([1, heads, slots - 10, width], subject.device);
+        Tensor::cat(vec![tensor.narrow(2, 0, 9), new, room], 2)
     };
-    let new = keys(subject.device, 9..10);
-    let kv = (copy(k, new.clone()), copy(v, values_of(new)));
+    let new = keys(subject, 9..10);
+    let kv = (copy(k, new.clone()), copy(v, values_of(subject, new)));
     layer.stored(1);
     push(subject, &mut *alone, 9..10);
     assert_eq!((layer.seq_len(), layer.span(1)), (10, alone.span(1)), "{subject:?}");
@@ -372,7 +383,7 @@ fn what_was_lent_is_the_same(subject: &Subject<'_>) {
 fn rows_can_be_reordered(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let rows = |firsts: &[usize], n| {
-        Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
+        Tensor::cat(firsts.iter().map(|&first| keys(subject, first..first + n)).collect(), 0)
     };
     for start in [0, 100] {
         feed(subject, &mut *layer, rows(&[start, start + 6], 6));
@@ -396,7 +407,7 @@ fn rows_can_be_reordered_on_the_device(subject: &Subject<'_>) {
         return;
     }
     let rows = |firsts: &[usize], n| {
-        Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
+        Tensor::cat(firsts.iter().map(|&first| keys(subject, first..first + n)).collect(), 0)
     };
     for layer in &mut layers {
         feed(subject, &mut **layer, rows(&[0, 0, 50, 50], 6));
@@ -423,7 +434,7 @@ fn another_batch_is_refused(subject: &Subject<'_>) {
     let (mut layer, mut never) = ((subject.build)(), (subject.build)());
     push(subject, &mut *layer, 0..3);
     push(subject, &mut *never, 0..3);
-    let two = Tensor::cat(vec![keys(subject.device, 3..4); 2], 0);
+    let two = Tensor::cat(vec![keys(subject, 3..4); 2], 0);
     let refused = update(subject, &mut *layer, two).map(|_| ());
     assert_eq!(refused, Err(Error::WrongRows { rows: 1, given: 2 }), "{subject:?}");
     let want = push(subject, &mut *never, 3..4);
@@ -498,23 +509,34 @@ fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {
 }
 
 /// Checks the laws of an encoder's memory on block 0 of `cache`, which must be new.
-pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
+pub fn cross_conforms(cache: &mut ModelCache, need: &AttentionNeed, device: &Device) {
+    let heard = need.streams().map(|stream| numbered(stream, 5, device));
+    let [keys, values] = heard.clone();
     let layer = encoder(cache);
     assert!(layer.view().unwrap().is_none());
-    let heard = keys(device, 0..5);
-    layer.fill(heard.clone(), heard.clone()).unwrap();
-    assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
+    let shorter = values.clone().narrow(3, 0, need.values.width - 1);
+    assert!(matches!(layer.fill(keys.clone(), shorter), Err(Error::Import { .. })), "of another block");
+    layer.fill(keys.clone(), values.clone()).unwrap();
+    assert_eq!(layer.fill(keys, values), Err(Error::AlreadyConditioned), "written once");
     cache.truncate(0).unwrap();
     let saved = cache.save().unwrap();
     let stored = |cache: &mut ModelCache| {
         let KvView::Dense(stored) = encoder(cache).view().unwrap().unwrap() else {
             unreachable!("an encoder's keys are dense")
         };
-        floats(stored.in_order(KvSpan { start: 0, len: 5 }).0)
+        let (keys, values) = stored.in_order(KvSpan { start: 0, len: 5 });
+        [floats(keys), floats(values)]
     };
-    assert_eq!(stored(cache), floats(keys(device, 0..5)), "decoded tokens leave no trace");
+    let want = heard.map(floats);
+    assert_eq!(stored(cache), want, "decoded tokens leave no trace");
     cache.reset();
     assert!(encoder(cache).view().unwrap().is_none());
     cache.restore(saved).unwrap();
-    assert_eq!(stored(cache), floats(keys(device, 0..5)), "saved and restored");
+    assert_eq!(stored(cache), want, "saved and restored");
+}
+
+/// Vectors of `n` tokens, in which every number occurs once.
+fn numbered(stream: Stream, n: usize, device: &Device) -> Tensor<4> {
+    let numbers: Vec<f32> = (0..n * stream.numbers()).map(|i| i as f32).collect();
+    Tensor::from_data(TensorData::new(numbers, stream.shape(1, n)), device)
 }

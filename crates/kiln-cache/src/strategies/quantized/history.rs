@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     Result,
-    need::AttentionNeed,
+    need::Stream,
     read_back::ReadBack,
     slot::{Outline, Tensors},
 };
@@ -20,7 +20,7 @@ use crate::quantizers::{Backend, Grouping, Quantized, Recipe, words};
 pub(super) struct History {
     /// Words of codes; scales and zero points, both `[groups, 1]`.
     tensors: (Tensor<1, Int>, (Tensor<2>, Tensor<2>)),
-    /// Shape before packing: `[batch, kv_heads, tokens, head_dim]`.
+    /// Shape before packing: `[batch, heads, tokens, width]`.
     shape: [usize; 4],
     dtype: DType,
     /// Packed row of each current row.
@@ -62,15 +62,14 @@ impl History {
         self.dtype
     }
 
-    /// Whether this is the history of keys or values of a block with this need, packed as in `how`.
-    pub(super) fn fits(&self, how: &Packed, need: &AttentionNeed) -> bool {
-        let [_, heads, _, dim] = self.shape;
+    /// Whether this is a history of such keys or values, packed as in `how`.
+    pub(super) fn fits(&self, how: &Packed, stream: Stream) -> bool {
         let Some(numbers) = self.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len)) else {
             return false;
         };
         let (words, (scale, zero)) = &self.tensors;
         let groups = [numbers / how.group, 1];
-        (heads, dim) == (need.kv_heads, need.head_dim)
+        stream.fits(&self.shape)
             && numbers.is_multiple_of(how.group)
             && words.dims() == [words::count(numbers, how.recipe.bits)]
             && (scale.dims(), zero.dims()) == (groups, groups)

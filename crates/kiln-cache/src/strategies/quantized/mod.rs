@@ -240,7 +240,9 @@ impl QuantizedSettings {
             Rotate::On => true,
             Rotate::Auto => {
                 let by_token = self.grouping(0) == Grouping::Neighbours;
-                by_token && self.flush == Flush::Append && rotation::block(need.head_dim).is_ok()
+                by_token
+                    && self.flush == Flush::Append
+                    && need.streams().iter().all(|stream| rotation::block(stream.width).is_ok())
             }
         }
     }
@@ -267,9 +269,9 @@ impl KvFactory for QuantizedSettings {
     }
 
     fn check(&self, need: &AttentionNeed) -> Result<()> {
-        let (numbers, group) = (need.kv_heads * need.head_dim, self.group);
+        let group = self.group;
         if self.rotate == Rotate::On {
-            rotation::block(need.head_dim)?;
+            need.streams().iter().try_for_each(|stream| rotation::block(stream.width).map(|_| ()))?;
         }
         if self.flush == Flush::Append {
             return Ok(());
@@ -284,13 +286,13 @@ impl KvFactory for QuantizedSettings {
                 "groups of {group} do not divide {what}; use `flush=append`, or another group"
             )))
         };
-        for which in 0..2 {
+        for (which, stream) in need.streams().into_iter().enumerate() {
             match self.grouping(which) {
-                Grouping::PerChannel if !need.kv_heads.is_multiple_of(group) => {
-                    return refuse(format!("any number of tokens of {} heads", need.kv_heads));
+                Grouping::PerChannel if !stream.heads.is_multiple_of(group) => {
+                    return refuse(format!("any number of tokens of {} heads", stream.heads));
                 }
-                _ if !numbers.is_multiple_of(group) => {
-                    return refuse(format!("the {numbers} numbers of a token"));
+                _ if !stream.numbers().is_multiple_of(group) => {
+                    return refuse(format!("the {} numbers of a token", stream.numbers()));
                 }
                 _ => {}
             }
@@ -300,7 +302,10 @@ impl KvFactory for QuantizedSettings {
 
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         match self.backend() {
-            Some(_) => self.repacked_bytes(need, tokens, element),
+            Some(_) => {
+                let [keys, values] = self.repacked_bytes(need, tokens, element);
+                keys.saturating_add(values)
+            }
             None => append::bytes(self, need, tokens, element),
         }
     }
@@ -332,17 +337,17 @@ impl KvFactory for QuantizedSettings {
 }
 
 impl QuantizedSettings {
-    /// Number of bytes for the codes of all tokens except the recent ones, plus a scale and a zero point per
-    /// group, plus the recent tokens.
-    fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+    /// Number of bytes of keys and of values: the codes of all tokens except the recent ones, plus a scale
+    /// and a zero point per group, plus the recent tokens.
+    fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> [usize; 2] {
         let recent = tokens.min(self.residual);
-        let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);
-        let codes = self.bits().map(|bits| words::count(numbers, bits).saturating_mul(4));
-        let scales = (numbers / self.group).saturating_mul(4 * element);
-        need.token_bytes(element)
-            .saturating_mul(recent)
-            .saturating_add(codes[0])
-            .saturating_add(codes[1])
-            .saturating_add(scales)
+        let (streams, bits) = (need.streams(), self.bits());
+        [0, 1].map(|which| {
+            let numbers = (tokens - recent).saturating_mul(streams[which].numbers());
+            let codes = words::count(numbers, bits[which]).saturating_mul(4);
+            let scales = (numbers / self.group).saturating_mul(2 * element);
+            let recent = streams[which].token_bytes(element).saturating_mul(recent);
+            recent.saturating_add(codes).saturating_add(scales)
+        })
     }
 }

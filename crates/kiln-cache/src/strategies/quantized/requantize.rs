@@ -10,7 +10,7 @@ use burn::tensor::DType;
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, Limits, Positions, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     slot::{AnySlot, Slot, Tensors as _},
     view::KvView,
 };
@@ -113,7 +113,7 @@ impl RequantizePolicy {
         check(buffer::validate(&tensors.recent, &self.need)? == state.fresh)?;
         let Some((keys, values)) = tensors.packed.get()? else { return check(state.from() == 0) };
         let [key, value] = self.recipes(keys.dtype());
-        let fits = keys.fits(&key, &self.need) && values.fits(&value, &self.need);
+        let fits = keys.fits(&key, self.need.keys) && values.fits(&value, self.need.values);
         let alike = |other: &History| {
             (keys.tokens(), keys.rows(), keys.dtype()) == (other.tokens(), other.rows(), other.dtype())
         };
@@ -135,8 +135,10 @@ impl Policy for RequantizePolicy {
     fn footprint(&self, at: &At, _: &Tensors, step: &StepShape) -> Footprint {
         let tokens = at.seq_len + step.tokens;
         let all = self.need.token_bytes(step.element).saturating_mul(step.rows).saturating_mul(tokens);
-        let packed = self.settings.repacked_bytes(&self.need, tokens, step.element).saturating_mul(step.rows);
-        Footprint { held: packed, largest: packed, passing: all.saturating_mul(2) }
+        let packed = self.settings.repacked_bytes(&self.need, tokens, step.element);
+        let [keys, values] = packed.map(|bytes| bytes.saturating_mul(step.rows));
+        let held = keys.saturating_add(values);
+        Footprint { held, largest: keys.max(values), passing: all.saturating_mul(2) }
     }
 
     fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
@@ -168,6 +170,10 @@ impl Policy for RequantizePolicy {
 }
 
 impl KvPolicy for RequantizePolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn limits(&self, _: &At) -> Limits {
         Limits { by_pass: true, ..Limits::default() }
     }

@@ -12,30 +12,30 @@ use super::QUANTIZED;
 /// Smallest block for which the rotation is worth its cost.
 const SMALLEST: usize = 8;
 
-/// Number of channels that are rotated together: the largest power of two that divides `head_dim`.
-pub(super) fn block(head_dim: usize) -> Result<usize> {
-    let block = 1usize << head_dim.trailing_zeros().min(16);
+/// Number of channels that are rotated together: the largest power of two that divides `width`.
+pub(super) fn block(width: usize) -> Result<usize> {
+    let block = 1usize << width.trailing_zeros().min(16);
     if block < SMALLEST {
         return Err(QUANTIZED.wrong(format!(
             "`rotate=on` needs heads whose size is divided by {SMALLEST}, 16, or another power of two from there on; \
-             this model's have {head_dim}"
+             this model's have {width}"
         )));
     }
     Ok(block)
 }
 
-/// Returns the rotation `[head_dim, head_dim]`: Sylvester's matrix on the diagonal, orthogonal and symmetric.
-pub(super) fn matrix(head_dim: usize, dtype: DType, device: &Device) -> Result<Tensor<2>> {
-    let block = block(head_dim)?;
+/// Returns the rotation `[width, width]`: Sylvester's matrix on the diagonal, orthogonal and symmetric.
+pub(super) fn matrix(width: usize, dtype: DType, device: &Device) -> Result<Tensor<2>> {
+    let block = block(width)?;
     let root = (block as f32).sqrt();
-    let numbers = (0..head_dim * head_dim).map(|at| {
-        let (row, column) = (at / head_dim, at % head_dim);
+    let numbers = (0..width * width).map(|at| {
+        let (row, column) = (at / width, at % width);
         match row / block == column / block {
             true if ((row % block) & (column % block)).count_ones() % 2 == 0 => 1.0 / root,
             true => -1.0 / root,
             false => 0.0,
         }
     });
-    let data = TensorData::new(numbers.collect::<Vec<f32>>(), [head_dim, head_dim]);
+    let data = TensorData::new(numbers.collect::<Vec<f32>>(), [width, width]);
     Ok(Tensor::from_data(data, (device, dtype)))
 }

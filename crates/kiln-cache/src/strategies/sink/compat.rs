@@ -7,7 +7,7 @@
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     slot::Slot,
     view::{DenseKv, KvView},
 };
@@ -62,8 +62,10 @@ impl Policy for CompatPolicy {
     /// The buffer is created again at every step.
     fn footprint(&self, at: &At, _: &Slot<Kv>, step: &StepShape) -> Footprint {
         let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
-        let held = token.saturating_mul(self.held_after(at, step.tokens));
-        Footprint { held, largest: held, passing: token.saturating_mul(at.counts.held) }
+        let tokens = self.held_after(at, step.tokens);
+        let largest = self.need.largest_bytes(step.element).saturating_mul(step.rows).saturating_mul(tokens);
+        let passing = token.saturating_mul(at.counts.held);
+        Footprint { held: token.saturating_mul(tokens), largest, passing }
     }
 
     /// Exact until something is evicted or moved.
@@ -92,6 +94,10 @@ impl Policy for CompatPolicy {
 }
 
 impl KvPolicy for CompatPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn span(&self, at: &At, n: usize) -> KvSpan {
         let len = self.held_after(at, n);
         KvSpan { start: at.seq_len + n - len, len }

@@ -13,7 +13,7 @@
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     slot::Slot,
     view::KvView,
 };
@@ -174,12 +174,12 @@ impl Policy for SinkPolicy {
     fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
         let end = self.shift_for(at, step.tokens) + at.counts.held + step.tokens;
         let slots = self.slots_for(at, end, &tensors.buffer);
-        let Footprint { held, passing, .. } =
+        let Footprint { held, largest, passing } =
             buffer::footprint(&self.need, tensors.buffer.slots(), slots, step);
         // Sinks and evicted tokens are held in addition; the window is copied when it is moved back.
         let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
         let held = held.saturating_add(token.saturating_mul(self.sinks + at.history));
-        Footprint { held, largest: held, passing: passing + token.saturating_mul(self.window) }
+        Footprint { held, largest, passing: passing + token.saturating_mul(self.window) }
     }
 
     /// As many evictions can be undone as tokens were remembered.
@@ -230,6 +230,10 @@ impl Policy for SinkPolicy {
 }
 
 impl KvPolicy for SinkPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn span(&self, at: &At, n: usize) -> KvSpan {
         let pushed_out = self.pushed_out(at, n);
         KvSpan { start: self.shift_for(at, n) + pushed_out, len: at.counts.held + n - pushed_out }

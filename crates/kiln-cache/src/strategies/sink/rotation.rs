@@ -18,7 +18,7 @@ impl Rotation {
         Self { frequencies, kernels: kernels.clone() }
     }
 
-    /// Moves all `keys`, `[batch, kv_heads, tokens, head_dim]`, by `by` positions.
+    /// Moves all `keys`, `[batch, heads, tokens, width]`, by `by` positions.
     pub(super) fn shift(&self, keys: Tensor<4>, by: i64) -> Tensor<4> {
         let Some(frequencies) = self.frequencies.as_ref().filter(|_| by != 0 && keys.dims()[2] > 0) else {
             return keys;

@@ -58,7 +58,7 @@ impl Hashing {
 
 impl CausalModel for Hashing {
     fn needs(&self) -> Vec<LayerNeed> {
-        vec![LayerNeed::Attention(AttentionNeed { kv_heads: 1, head_dim: 1, window: None, rotary: None })]
+        vec![LayerNeed::Attention(AttentionNeed::alike(1, 1))]
     }
 
     fn vocab(&self) -> usize {

@@ -16,7 +16,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
-    need::AttentionNeed,
+    need::{AttentionNeed, Stream},
     packed::{Along, PackedBuffer, PackedKv, Packing},
     slot::Slot,
     view::{DenseKv, KvView, PackedView},
@@ -62,9 +62,14 @@ pub(super) fn bytes(
     let residual = settings.residual;
     let full = tokens.saturating_sub(1) / residual * residual;
     let slots = need.window.map_or(full, |window| full.min(ring(window, 1, residual)));
-    let packed = |packing: Packing| packing.bytes([1, need.kv_heads, slots, need.head_dim]);
-    let [keys, values] = packings.map(packed);
+    let [keys, values] = packed_bytes(packings, need, 1, slots);
     need.token_bytes(element).saturating_mul(residual).saturating_add(keys).saturating_add(values)
+}
+
+/// Number of bytes of packed keys and of packed values.
+fn packed_bytes(packings: [Packing; 2], need: &AttentionNeed, rows: usize, slots: usize) -> [usize; 2] {
+    let streams = need.streams();
+    [0, 1].map(|which| packings[which].bytes(streams[which].shape(rows, slots)))
 }
 
 /// Number of slots for the packed tokens of a layer with a window of `window` tokens, if the latest `history`
@@ -113,8 +118,8 @@ tensor_tree!(Tensors { packed, recent });
 struct Derived {
     /// `[1]`: [`Counts::end`] on the device, with its value.
     end: Option<(usize, Tensor<1, Int>)>,
-    /// `[head_dim, head_dim]`: Hadamard matrix that keys and values are multiplied by, if they are rotated.
-    rotation: Option<Tensor<2>>,
+    /// `[width, width]`: Hadamard matrices that keys and values are multiplied by, if they are rotated.
+    rotation: Option<[Tensor<2>; 2]>,
 }
 
 /// Progress of the layer in its sequence.
@@ -148,7 +153,7 @@ impl AppendPolicy {
         if end == at.counts.end {
             return Ok(());
         }
-        self.make_room(at, tensors, end, &all.0)?;
+        self.make_room(at, tensors, end, &all)?;
         // Tokens that the ring of a window would overwrite again are left out.
         let begin = at.counts.end.max(end.saturating_sub(tensors.packed.tokens()));
         let Some((k, v)) = tensors.packed.take()? else { return Ok(()) };
@@ -160,7 +165,7 @@ impl AppendPolicy {
         Ok(())
     }
 
-    /// Packs `tokens`, `[rows, kv_heads, tokens, head_dim]`, from `position` on into a buffer of keys
+    /// Packs `tokens`, `[rows, heads, tokens, width]`, from `position` on into a buffer of keys
     /// (`which` = 0) or values (1).
     fn packed_into(
         &self,
@@ -187,12 +192,12 @@ impl AppendPolicy {
         }
     }
 
-    /// Reallocates the packed buffer if it does not fit the positions before `end`, or the batch of `keys`.
-    /// Keeps its contents, unless nothing is packed.
-    fn make_room(&self, at: &mut At, tensors: &mut Tensors, end: usize, keys: &Tensor<4>) -> Result<()> {
+    /// Reallocates the packed buffer if it does not fit the positions before `end`, or the batch of `new`
+    /// keys and values. Keeps its contents, unless nothing is packed.
+    fn make_room(&self, at: &mut At, tensors: &mut Tensors, end: usize, new: &Kv) -> Result<()> {
         let have = tensors.packed.tokens();
         let slots = self.slots_for(at, have, end);
-        let [rows, heads, _, dim] = keys.dims();
+        let (rows, device) = (new.0.dims()[0], new.0.device());
         let old = match tensors.packed.take()? {
             Some((k, v)) if (k.codes.dims()[0], have) == (rows, slots) => {
                 tensors.packed.set_written((k, v), []);
@@ -202,8 +207,11 @@ impl AppendPolicy {
         };
         at.counts.begin =
             if old.is_some() { at.counts.begin.max(at.counts.end.saturating_sub(slots)) } else { 0 };
-        let shape = [rows, heads, slots, dim];
-        let [mut k, mut v] = self.packings.map(|packing| PackedBuffer::zeros(shape, packing, &keys.device()));
+        let empty = |like: &Tensor<4>, packing| {
+            let [_, heads, _, width] = like.dims();
+            PackedBuffer::zeros([rows, heads, slots, width], packing, &device)
+        };
+        let (mut k, mut v) = (empty(&new.0, self.packings[0]), empty(&new.1, self.packings[1]));
         if let Some((old_k, old_v)) = old {
             let range = [at.counts.begin, at.counts.end];
             for (new, old, packing) in [(&mut k, old_k, self.packings[0]), (&mut v, old_v, self.packings[1])]
@@ -232,12 +240,16 @@ impl AppendPolicy {
         Ok(KvView::Packed(Box::new(PackedView { packed, end, recent, rotation })))
     }
 
-    /// Returns the matrix that keys and values are multiplied by before they are stored, in the type of
-    /// `like`; `None` if they are not rotated. The matrix is its own inverse.
-    fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<Tensor<2>>> {
+    /// Returns the matrices that keys and values are multiplied by before they are stored, in the type of
+    /// `like`; `None` if they are not rotated. Each matrix is its own inverse.
+    fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<[Tensor<2>; 2]>> {
         match &derived.rotation {
             None if self.settings.rotates(&self.need) => {
-                rotation::matrix(self.need.head_dim, like.dtype(), &like.device()).map(Some)
+                let [keys, values] = self.need.streams().map(|stream| stream.width);
+                let matrix = |width| rotation::matrix(width, like.dtype(), &like.device());
+                let of_keys = matrix(keys)?;
+                let of_values = if values == keys { of_keys.clone() } else { matrix(values)? };
+                Ok(Some([of_keys, of_values]))
             }
             known => Ok(known.clone()),
         }
@@ -266,18 +278,19 @@ impl AppendPolicy {
     /// [`Error::Import`](kiln_core::Error::Import) if its shapes do not fit this block of the model.
     fn packed_slots(&self, packed: &Slot<Packed>) -> Result<usize> {
         let Some((keys, values)) = packed.get()? else { return Ok(0) };
-        let fits = |buffer: &PackedBuffer, packing: &Packing| {
-            let [rows, heads, slots, _] = buffer.codes.dims();
-            let shape = [rows, heads, slots, self.need.head_dim];
+        let fits = |buffer: &PackedBuffer, packing: &Packing, stream: Stream| {
+            let [rows, _, slots, _] = buffer.codes.dims();
+            let shape = stream.shape(rows, slots);
             rows > 0
                 && slots > 0
                 && slots.is_multiple_of(packing.slots_together())
-                && heads == self.need.kv_heads
                 && buffer.codes.dims() == packing.codes_shape(shape)
                 && buffer.scales.dims() == packing.scales_shape(shape)
         };
-        check(fits(keys, &self.packings[0]) && fits(values, &self.packings[1]))?;
-        check(keys.codes.dims()[..3] == values.codes.dims()[..3])?;
+        let [key_packing, value_packing] = &self.packings;
+        check(fits(keys, key_packing, self.need.keys) && fits(values, value_packing, self.need.values))?;
+        let sizes = |buffer: &PackedBuffer| (buffer.codes.dims()[0], buffer.slots());
+        check(sizes(keys) == sizes(values))?;
         Ok(keys.slots())
     }
 }
@@ -294,13 +307,11 @@ impl Derived {
     }
 }
 
-/// Multiplies keys and values by the matrix, if there is one.
-fn rotated((keys, values): Kv, rotation: Option<&Tensor<2>>) -> Kv {
-    let rotate = |x: Tensor<4>| match rotation {
-        Some(matrix) => product(x, matrix.clone().unsqueeze()),
-        None => x,
-    };
-    (rotate(keys), rotate(values))
+/// Multiplies keys and values by their matrices, if there are any.
+fn rotated((keys, values): Kv, rotation: Option<&[Tensor<2>; 2]>) -> Kv {
+    let Some([of_keys, of_values]) = rotation else { return (keys, values) };
+    let rotate = |x: Tensor<4>, matrix: &Tensor<2>| product(x, matrix.clone().unsqueeze());
+    (rotate(keys, of_keys), rotate(values, of_values))
 }
 
 impl Policy for AppendPolicy {
@@ -312,11 +323,8 @@ impl Policy for AppendPolicy {
     /// exists twice: without them, as the queries of the chunk see it, and with them.
     fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
         let need = &self.need;
-        let packed = |slots: usize| {
-            let shape = [step.rows, need.kv_heads, slots, need.head_dim];
-            let [keys, values] = self.packings.map(|packing| packing.bytes(shape));
-            keys.saturating_add(values)
-        };
+        let both = |slots: usize| packed_bytes(self.packings, need, step.rows, slots);
+        let packed = |slots: usize| both(slots).into_iter().fold(0, usize::saturating_add);
         let have = tensors.packed.tokens();
         let after = at.seq_len.saturating_add(step.tokens);
         let end = self.block(after.saturating_sub(1));
@@ -326,7 +334,9 @@ impl Policy for AppendPolicy {
         let overruns = after - at.counts.end > self.room(at);
         let moved = if slots > have || overruns { packed(have) } else { 0 };
         let held = packed(slots).saturating_add(token.saturating_mul(self.room(at)));
-        Footprint { held, largest: held, passing: token.saturating_mul(chunk).saturating_add(moved) }
+        let recent = need.largest_bytes(step.element).saturating_mul(step.rows).saturating_mul(self.room(at));
+        let largest = both(slots).into_iter().fold(recent, usize::max);
+        Footprint { held, largest, passing: token.saturating_mul(chunk).saturating_add(moved) }
     }
 
     fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
@@ -377,6 +387,10 @@ impl EncoderPolicy for AppendPolicy {
 }
 
 impl KvPolicy for AppendPolicy {
+    fn streams(&self) -> Option<[Stream; 2]> {
+        Some(self.need.streams())
+    }
+
     fn span(&self, at: &At, n: usize) -> KvSpan {
         let start = self.visible(at.seq_len);
         KvSpan { start, len: at.seq_len + n - start }
@@ -435,12 +449,15 @@ impl KvPolicy for AppendPolicy {
             None => None,
             Some((keys, values)) => {
                 let dtype = tensors.recent.dtype().unwrap_or(DType::F32);
-                let unpack = |buffer: &PackedBuffer, packing| {
+                let unpack = |buffer: &PackedBuffer, packing, Stream { width, .. }: Stream| {
                     let (buffer, slots) = (buffer.clone(), 0..buffer.slots());
-                    let (head_dim, dtype) = (self.need.head_dim, FloatDType::F32);
+                    let (head_dim, dtype) = (width, FloatDType::F32);
                     self.kernels.run(KvUnpack { buffer, packing, head_dim, slots, dtype })
                 };
-                let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
+                let (keys, values) = (
+                    unpack(keys, self.packings[0], self.need.keys),
+                    unpack(values, self.packings[1], self.need.values),
+                );
                 let old = KvSpan { start: span.start, len: begin - span.start };
                 let (keys, values) =
                     DenseKv { keys, values, start: 0, origin: 0, shared: None }.in_order(old);
