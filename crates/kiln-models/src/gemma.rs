@@ -37,8 +37,7 @@ impl Architecture for Gemma {
         let common = Common::read(config, DEFAULTS)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::gemma(common, rope.into());
-        decoder.attention.qkv_bias = fields.attention_bias;
-        decoder.attention.o_bias = fields.attention_bias;
+        decoder.set_attention_bias(fields.attention_bias);
         decoder.mlp.activation = fields.activation(config)?;
         Ok(Box::new(decoder))
     }

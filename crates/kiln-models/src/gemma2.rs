@@ -42,11 +42,12 @@ impl Architecture for Gemma2 {
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder =
             fields.decoder(config, DecoderConfig::gemma(common, rope.into()), |i| i % 2 == 0, Some(30.0))?;
-        decoder.attention.softcap = config.positive_unless_null(
+        let softcap = config.positive_unless_null(
             "attn_logit_softcapping",
             fields.attn_logit_softcapping,
             Some(50.0),
         )?;
+        decoder.attention_mut().for_each(|attention| attention.softcap = softcap);
         Ok(Box::new(decoder))
     }
 }
@@ -67,10 +68,10 @@ impl Fields {
         decoder.norms_after = true;
         // Gemma 2 and 3 were trained in bfloat16, and their residuals reach beyond 65,504.
         decoder.fits_float16 = false;
-        decoder.attention.qkv_bias = self.attention_bias;
-        decoder.attention.o_bias = self.attention_bias;
+        decoder.set_attention_bias(self.attention_bias);
         let scalar = self.query_pre_attn_scalar.unwrap_or(256.0);
-        decoder.attention.scale = config.positive("query_pre_attn_scalar", scalar)?.powf(-0.5);
+        let scale = config.positive("query_pre_attn_scalar", scalar)?.powf(-0.5);
+        decoder.attention_mut().for_each(|attention| attention.scale = scale);
         decoder.final_softcap = config.positive_unless_null(
             "final_logit_softcapping",
             self.final_logit_softcapping,

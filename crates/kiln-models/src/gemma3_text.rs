@@ -58,7 +58,7 @@ impl Architecture for Gemma3Text {
         let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
         // The config has the stretched number of positions, whatever the type of rope.
         decoder.sizes.positions = positions;
-        decoder.attention.head_norms = true;
+        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
         Ok(Box::new(decoder))
     }
 }

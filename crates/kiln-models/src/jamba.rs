@@ -10,6 +10,7 @@ use crate::{
     config::{Common, Defaults},
     mamba,
     nn::{
+        attention::AttentionConfig,
         block::{BlockConfig, FeedForwardConfig, MixerConfig},
         decoder::DecoderConfig,
         experts::{ExpertNames, ExpertsConfig},
@@ -121,9 +122,10 @@ impl Architecture for Jamba {
         };
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
         decoder.sizes.state_channels = mamba.channels;
+        let attention = AttentionConfig::new(&decoder.sizes);
         for (i, block) in decoder.blocks.iter_mut().enumerate() {
             let attends = i % fields.attn_layer_period == fields.attn_layer_offset;
-            let mixer = if attends { MixerConfig::Attention { window: None } } else { block.mixer };
+            let mixer = if attends { MixerConfig::Attention(attention) } else { block.mixer };
             *block =
                 BlockConfig { feed_forward: Some(FeedForwardConfig::Gated), ..BlockConfig::alone(mixer) };
         }

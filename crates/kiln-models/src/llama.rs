@@ -35,8 +35,7 @@ impl Architecture for Llama {
         let common = Common::read(config, DEFAULTS)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
-        decoder.attention.qkv_bias = fields.attention_bias;
-        decoder.attention.o_bias = fields.attention_bias;
+        decoder.set_attention_bias(fields.attention_bias);
         decoder.mlp.bias = fields.mlp_bias;
         decoder.mlp.activation =
             mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;

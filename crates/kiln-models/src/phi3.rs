@@ -51,7 +51,7 @@ impl Architecture for Phi3 {
         let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.attention.fused = true;
+        decoder.attention_mut().for_each(|attention| attention.fused = true);
         decoder.mlp.fused = true;
         decoder.mlp.activation =
             mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;

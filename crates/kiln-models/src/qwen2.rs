@@ -53,7 +53,7 @@ impl Architecture for Qwen2 {
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let fields: Fields = config.parse()?;
         let mut decoder = fields.decoder(config, Common::read(config, DEFAULTS)?)?;
-        decoder.attention.qkv_bias = true;
+        decoder.attention_mut().for_each(|attention| attention.qkv_bias = true);
         Ok(Box::new(decoder))
     }
 }

@@ -77,7 +77,7 @@ impl Architecture for Qwen2Moe {
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.attention.qkv_bias = fields.qkv_bias;
+        decoder.attention_mut().for_each(|attention| attention.qkv_bias = fields.qkv_bias);
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
         // Without experts, all blocks are dense.
         if fields.num_experts > 0 {

@@ -32,9 +32,8 @@ impl Architecture for Qwen3 {
         let Fields { attention_bias } = config.parse()?;
         let fields: qwen2::Fields = config.parse()?;
         let mut decoder = fields.decoder(config, Common::read(config, DEFAULTS)?)?;
-        decoder.attention.head_norms = true;
-        decoder.attention.qkv_bias = attention_bias;
-        decoder.attention.o_bias = attention_bias;
+        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder.set_attention_bias(attention_bias);
         Ok(Box::new(decoder))
     }
 }

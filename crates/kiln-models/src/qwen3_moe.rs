@@ -72,9 +72,8 @@ impl Architecture for Qwen3Moe {
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.attention.head_norms = true;
-        decoder.attention.qkv_bias = fields.attention_bias;
-        decoder.attention.o_bias = fields.attention_bias;
+        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder.set_attention_bias(fields.attention_bias);
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
         // Without experts, all blocks are dense.
         let experts = fields.num_local_experts.or(fields.num_experts).unwrap_or(128);

@@ -5,6 +5,7 @@ use kiln_core::{
     Error, Result,
     layer::{KvLayer, Positions},
     model_cache::{BlockKeys, RowPart, SharedRows},
+    need::{AttentionNeed, LayerNeed, Stream},
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{
@@ -15,16 +16,25 @@ use super::{
     linear::Linear,
     norm::{Norm, NormKind, Normed},
     places::{Frame, Places, Tables},
+    rope::{RopeKind, Ropes},
 };
 use crate::{Sizes, Weights};
 
-/// Settings of an attention block.
+/// Settings of the attention of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
+    /// Width of queries and keys.
     pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) reach: Reach,
+    /// Rotation of queries and keys, one of the model's; `None` if they are not rotated.
+    pub(crate) rope: Option<RopeKind>,
+    /// Whether the block also attends to the output of an encoder, with heads, widths, biases, scale and cap
+    /// as here.
+    pub(crate) cross_attention: bool,
     pub(crate) qkv_bias: bool,
     /// Whether keys have a bias if queries and values have one.
     pub(crate) k_bias: bool,
@@ -41,9 +51,26 @@ pub(crate) struct AttentionConfig {
     pub(crate) softcap: Option<f64>,
 }
 
+/// Positions that a token sees: its own and earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    All,
+    /// This number of latest tokens, including its own.
+    Window(usize),
+}
+
+impl Reach {
+    pub(crate) fn window(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Window(window) => Some(window),
+        }
+    }
+}
+
 impl AttentionConfig {
-    /// Creates settings with three projections, no biases, no norms, and scores divided by the square root of
-    /// the head size.
+    /// Creates settings with three projections, values as wide as keys, no rotation, no window, no biases, no
+    /// norms, and scores divided by the square root of the head size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
@@ -53,6 +80,10 @@ impl AttentionConfig {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
+            reach: Reach::All,
+            rope: None,
+            cross_attention: false,
             qkv_bias,
             k_bias: true,
             o_bias,
@@ -61,6 +92,44 @@ impl AttentionConfig {
             head_norms,
             scale,
             softcap: None,
+        }
+    }
+
+    /// Memory that the block needs, with these rotations.
+    pub(crate) fn need(&self, ropes: Option<&Ropes>) -> LayerNeed {
+        let &Self { kv_heads, head_dim, value_dim, reach, rope, cross_attention, .. } = self;
+        let need = AttentionNeed {
+            keys: Stream { heads: kv_heads, width: head_dim },
+            values: Stream { heads: kv_heads, width: value_dim },
+            window: reach.window(),
+            rotary: ropes.zip(rope).map(|(ropes, rope)| ropes.of(rope).need()),
+        };
+        if cross_attention { LayerNeed::EncoderDecoder(need) } else { LayerNeed::Attention(need) }
+    }
+
+    /// Checks that the settings can be computed, with these rotations.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for heads that cannot share keys evenly, nothing in sight, and a rotation that the
+    /// model lacks or that is wider than keys.
+    pub(crate) fn check(&self, ropes: Option<&Ropes>) -> Result<()> {
+        let &Self { heads, kv_heads, head_dim, value_dim, reach, rope, .. } = self;
+        let wrong = |why: String| Err(Error::Setting { name: "config", why });
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || head_dim * value_dim == 0 {
+            return wrong(format!(
+                "has {heads} heads of {head_dim} and {value_dim} numbers, which cannot share {kv_heads}"
+            ));
+        }
+        if reach == Reach::Window(0) {
+            return wrong("has a window of no tokens".to_owned());
+        }
+        let Some(kind) = rope else { return Ok(()) };
+        let Some(ropes) = ropes else { return wrong("rotates keys, and has no rotation".to_owned()) };
+        match 2 * ropes.of(kind).need().frequencies.len() {
+            rotated if rotated > head_dim => {
+                wrong(format!("rotates {rotated} numbers of keys that have {head_dim}"))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -73,8 +142,6 @@ pub(crate) struct Attention {
     /// `q_norm` and `k_norm`.
     head_norms: Option<[Norm; 2]>,
     config: AttentionConfig,
-    /// Number of latest tokens that a query may see, including its own.
-    window: Option<usize>,
 }
 
 impl Attention {
@@ -83,25 +150,25 @@ impl Attention {
         name: &str,
         config: &AttentionConfig,
         norm: NormKind,
-        window: Option<usize>,
     ) -> Result<Self> {
-        let &AttentionConfig { hidden, heads, kv_heads, head_dim, o_bias, o_name, .. } = config;
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, value_dim, o_bias, o_name, .. } = config;
         let part = |part: &str| format!("{name}.{part}");
         let [all, q, k, v] = ["qkv_proj", "q_proj", "k_proj", "v_proj"].map(part);
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
+        let [mixed, values] = [heads, kv_heads].map(|heads| heads * value_dim);
         let parts: &[(&str, usize)] = match config.fused {
-            false => &[(&q, queries), (&k, keys), (&v, keys)],
-            true => &[(&all, queries + 2 * keys)],
+            false => &[(&q, queries), (&k, keys), (&v, values)],
+            true => &[(&all, queries + keys + values)],
         };
         let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
         let qkv_proj = Linear::stacked_where(weights, parts, hidden, has_bias)?;
-        let o_proj = Linear::load(weights, &part(o_name), [queries, hidden], o_bias)?;
+        let o_proj = Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?;
         let mut head_norm = |name: &str| Norm::load(weights, &part(name), head_dim, norm);
         let head_norms = match config.head_norms {
             true => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
             false => None,
         };
-        Ok(Self { qkv_proj, o_proj, head_norms, config: *config, window })
+        Ok(Self { qkv_proj, o_proj, head_norms, config: *config })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -125,7 +192,7 @@ impl Attention {
             BlockKeys::Apart(parts) => parts.iter().map(|part| places.frame(part)).collect(),
             BlockKeys::Shared(shared) => shared.parts.iter().map(|part| places.shared_frame(part)).collect(),
         };
-        let tables = places.rotary(&frames, self.window);
+        let tables = places.rotary(&frames, self.config.rope);
         let new = self.queries_keys_values(normed, tables, kernels);
         let mixed = match keys {
             BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
@@ -204,14 +271,14 @@ impl Attention {
     }
 
     fn shape(&self) -> AttentionShape {
-        let AttentionConfig { scale, softcap, .. } = self.config;
-        AttentionShape { scale, softcap, window: self.window, causal: true }
+        let AttentionConfig { scale, softcap, reach, .. } = self.config;
+        AttentionShape { scale, softcap, window: reach.window(), causal: true }
     }
 
     /// Returns queries, keys and values of all heads, rotated by `tables` if given.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`.
+    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, width]`.
     fn queries_keys_values(
         &self,
         normed: Normed<'_>,
@@ -220,7 +287,6 @@ impl Attention {
     ) -> [Tensor<4>; 3] {
         let [batch, tokens, _] = normed.x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        let all_heads = heads + 2 * kv_heads;
         // Rotation is fused with the product, unless heads are normed in between.
         let (then, tables) = match (&self.head_norms, tables) {
             (None, Some((cos, sin))) => {
@@ -235,19 +301,20 @@ impl Attention {
             Some(all) => (all, rotates),
             None => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
         };
-        let all = all.reshape([batch, tokens, all_heads, head_dim]);
+        let [both, values] = self.split(all);
+        let values = values.swap_dims(1, 2);
         let rotate = |x: Tensor<4>| match &tables {
             Some((cos, sin)) if !rotated => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() }),
             _ => x,
         };
-        let values = all.clone().narrow(2, heads + kv_heads, kv_heads).swap_dims(1, 2);
         let [queries, keys] = match &self.head_norms {
             None => {
-                let both = rotate(all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2));
+                let both = rotate(both.narrow(2, 0, heads + kv_heads).swap_dims(1, 2));
                 [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
             }
             Some([q_norm, k_norm]) => {
-                let vectors = all.reshape([batch * tokens, all_heads, head_dim]);
+                let all_heads = both.dims()[2];
+                let vectors = both.reshape([batch * tokens, all_heads, head_dim]);
                 [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
                     let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
                     rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
@@ -257,6 +324,25 @@ impl Attention {
         [queries, keys, values]
     }
 
+    /// Splits the results of all projections into queries and keys, with anything after them, and values.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, numbers]` to `[batch, tokens, heads, width]`.
+    fn split(&self, all: Tensor<3>) -> [Tensor<4>; 2] {
+        let [batch, tokens, _] = all.dims();
+        let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let both = heads + kv_heads;
+        if value_dim == head_dim {
+            // Nothing is copied.
+            let all = all.reshape([batch, tokens, both + kv_heads, head_dim]);
+            return [all.clone(), all.narrow(2, both, kv_heads)];
+        }
+        let part = |from, heads, width| {
+            all.clone().narrow(2, from, heads * width).reshape([batch, tokens, heads, width])
+        };
+        [part(0, both, head_dim), part(both * head_dim, kv_heads, value_dim)]
+    }
+
     /// Applies attention in which every token sees all others, and adds `residual`. Keys and values are not
     /// kept.
     ///
@@ -264,16 +350,14 @@ impl Attention {
     /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn encode(&self, residual: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
-        let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, heads + 2 * kv_heads, head_dim]);
-        let all = all.swap_dims(1, 2);
-        let q = all.clone().narrow(1, 0, heads);
-        let keys = all.clone().narrow(1, heads, kv_heads);
-        let values = all.narrow(1, heads + kv_heads, kv_heads);
+        let AttentionConfig { heads, kv_heads, value_dim, scale, softcap, .. } = self.config;
+        let [both, values] = self.split(self.qkv_proj.forward(x, kernels)).map(|x| x.swap_dims(1, 2));
+        let q = both.clone().narrow(1, 0, heads);
+        let keys = both.narrow(1, heads, kv_heads);
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
         let shape = AttentionShape { scale, softcap, window: None, causal: false };
         let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, kernels);
-        let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
+        let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * value_dim]);
         self.o_proj.forward_onto(Some(residual), merged, kernels)
     }
 }

@@ -2,11 +2,12 @@
 //! every position sees all others.
 
 use burn::tensor::{DType, Tensor};
-use kiln_core::Result;
+use kiln_core::{Error, Result};
 use kiln_kernels::{Activate, Activation, Kernels};
 
 use super::{
-    block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
+    attention::Reach,
+    block::{Block, BlockConfig},
     decoder::DecoderConfig,
     linear::Linear,
     names::Names,
@@ -30,13 +31,10 @@ impl AudioEncoderConfig {
     /// Creates the settings for these sizes. The blocks match the decoder's, without attention to an encoder.
     pub(crate) fn new(bins: usize, sizes: Sizes, eps: f64, activation: Activation) -> Self {
         let positions = sizes.positions;
-        let block = BlockConfig {
-            feed_forward: Some(FeedForwardConfig::Plain),
-            ..BlockConfig::alone(MixerConfig::Attention { window: None })
-        };
         let decoder = DecoderConfig::of_encoder(sizes, eps, activation);
         let names = Names { model: "model.encoder", ..decoder.names };
-        let blocks = DecoderConfig { blocks: vec![block; decoder.sizes.layers], names, ..decoder };
+        let mut blocks = DecoderConfig { names, ..decoder };
+        blocks.attention_mut().for_each(|attention| attention.cross_attention = false);
         Self { bins, positions, activation, blocks }
     }
 
@@ -69,6 +67,13 @@ impl AudioEncoder {
         let AudioEncoderConfig { bins, positions, blocks, .. } = config;
         let Names { model, norm, .. } = blocks.names;
         let hidden = blocks.sizes.hidden;
+        for attention in blocks.attention() {
+            attention.check(None)?;
+            if attention.reach != Reach::All || attention.head_norms || attention.cross_attention {
+                let why = "has an encoder with windows, norms of heads or an encoder of its own".to_owned();
+                return Err(Error::Setting { name: "config", why });
+            }
+        }
         let norm = Norm::load(weights, &format!("{model}.{norm}"), hidden, blocks.norm)?;
         let mut convolution = |name: &str, channels: usize| -> Result<Linear> {
             let name = format!("{model}.{name}");

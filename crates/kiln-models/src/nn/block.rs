@@ -9,7 +9,7 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{
-    attention::Attention,
+    attention::{Attention, AttentionConfig},
     cross_attention::CrossAttention,
     decoder::DecoderConfig,
     experts::{Experts, ExpertsConfig},
@@ -24,8 +24,6 @@ use crate::Weights;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockConfig {
     pub(crate) mixer: MixerConfig,
-    /// Whether the block also attends to the output of an encoder.
-    pub(crate) cross_attention: bool,
     /// Settings of the feed-forward; `None` if the block is only a mixer.
     pub(crate) feed_forward: Option<FeedForwardConfig>,
 }
@@ -33,11 +31,7 @@ pub(crate) struct BlockConfig {
 /// The token-mixing half of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerConfig {
-    /// Attention with the settings in [`DecoderConfig::attention`]. `window` is the number of latest tokens
-    /// that it sees, `None` for all.
-    Attention {
-        window: Option<usize>,
-    },
+    Attention(AttentionConfig),
     Mamba(MambaConfig),
 }
 
@@ -53,16 +47,24 @@ pub(crate) enum FeedForwardConfig {
 
 impl BlockConfig {
     /// Creates the most common block: attention and a gated feed-forward.
-    pub(crate) fn attention(window: Option<usize>) -> Self {
+    pub(crate) fn attention(attention: AttentionConfig) -> Self {
         Self {
             feed_forward: Some(FeedForwardConfig::Gated),
-            ..Self::alone(MixerConfig::Attention { window })
+            ..Self::alone(MixerConfig::Attention(attention))
         }
     }
 
     /// Creates a block that consists of a mixer alone.
     pub(crate) fn alone(mixer: MixerConfig) -> Self {
-        Self { mixer, cross_attention: false, feed_forward: None }
+        Self { mixer, feed_forward: None }
+    }
+
+    /// Settings of attention; `None` if the block has another mixer.
+    pub(crate) fn attention_config(&self) -> Option<&AttentionConfig> {
+        match &self.mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+            MixerConfig::Mamba(_) => None,
+        }
     }
 }
 
@@ -123,7 +125,7 @@ impl Block {
             false => Ok(None),
         };
         let mixer_name = match block.mixer {
-            MixerConfig::Attention { .. } => format!("{name}.{}", config.names.attention),
+            MixerConfig::Attention(_) => format!("{name}.{}", config.names.attention),
             MixerConfig::Mamba(_) => format!("{name}.{}", config.names.state_space),
         };
         let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
@@ -133,26 +135,18 @@ impl Block {
         Ok(Self {
             mixer_norm: norm_after(weights, "post_attention_layernorm")?,
             mixer: match block.mixer {
-                MixerConfig::Attention { window } => Mixer::Attention(Attention::load(
-                    weights,
-                    &mixer_name,
-                    &config.attention,
-                    config.norm,
-                    window,
-                )?),
+                MixerConfig::Attention(attention) => {
+                    Mixer::Attention(Attention::load(weights, &mixer_name, &attention, config.norm)?)
+                }
                 MixerConfig::Mamba(mamba) => {
                     Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, input_norm.dtype())?)
                 }
             },
-            cross_attention: match block.cross_attention {
-                false => None,
-                true => Some(NormedCrossAttention {
+            cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
+                None => None,
+                Some(attention) => Some(NormedCrossAttention {
                     norm: norm(weights, "encoder_attn_layer_norm")?,
-                    attention: CrossAttention::load(
-                        weights,
-                        &format!("{name}.encoder_attn"),
-                        &config.attention,
-                    )?,
+                    attention: CrossAttention::load(weights, &format!("{name}.encoder_attn"), attention)?,
                 }),
             },
             feed_forward: match block.feed_forward {

@@ -29,16 +29,17 @@ pub(crate) struct CrossAttention {
 
 impl CrossAttention {
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &AttentionConfig) -> Result<Self> {
-        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, k_bias, o_bias, o_name, .. } =
-            config;
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, value_dim, .. } = config;
+        let &AttentionConfig { qkv_bias, k_bias, o_bias, o_name, .. } = config;
         let part = |part: &str| format!("{name}.{part}");
         let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(part);
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
+        let [mixed, values] = [heads, kv_heads].map(|heads| heads * value_dim);
         let has_bias = |part: &str| qkv_bias && (k_bias || part != k);
         Ok(Self {
             q_proj: Linear::load(weights, &q, [hidden, queries], qkv_bias)?,
-            kv_proj: Linear::stacked_where(weights, &[(&k, keys), (&v, keys)], hidden, has_bias)?,
-            o_proj: Linear::load(weights, &part(o_name), [queries, hidden], o_bias)?,
+            kv_proj: Linear::stacked_where(weights, &[(&k, keys), (&v, values)], hidden, has_bias)?,
+            o_proj: Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?,
             config: *config,
         })
     }
@@ -47,14 +48,22 @@ impl CrossAttention {
         self.q_proj.bytes() + self.kv_proj.bytes() + self.o_proj.bytes()
     }
 
-    /// Computes keys and values `[rows, kv_heads, positions, head_dim]` from `encoded`
+    /// Computes keys and values `[rows, kv_heads, positions, width]` from `encoded`
     /// `[rows, positions, hidden]`.
     pub(crate) fn keys_values(&self, encoded: Tensor<3>, kernels: &Kernels) -> Kv {
         let [rows, positions, _] = encoded.dims();
-        let AttentionConfig { kv_heads, head_dim, .. } = self.config;
-        let both = self.kv_proj.forward(encoded, kernels).reshape([rows, positions, 2 * kv_heads, head_dim]);
-        let both = both.swap_dims(1, 2);
-        (both.clone().narrow(1, 0, kv_heads), both.narrow(1, kv_heads, kv_heads))
+        let AttentionConfig { kv_heads, head_dim, value_dim, .. } = self.config;
+        let both = self.kv_proj.forward(encoded, kernels);
+        if value_dim == head_dim {
+            // Nothing is copied.
+            let both = both.reshape([rows, positions, 2 * kv_heads, head_dim]).swap_dims(1, 2);
+            return (both.clone().narrow(1, 0, kv_heads), both.narrow(1, kv_heads, kv_heads));
+        }
+        let part = |from, width| {
+            let own = both.clone().narrow(2, from, kv_heads * width);
+            own.reshape([rows, positions, kv_heads, width]).swap_dims(1, 2)
+        };
+        (part(0, head_dim), part(kv_heads * head_dim, value_dim))
     }
 
     /// Applies cross-attention to `x`, and adds `residual`. `layer` is the number of the block.

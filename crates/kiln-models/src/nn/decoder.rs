@@ -11,13 +11,13 @@ use kiln_core::{
     layer::RowPosition,
     model::{CausalModel, ExpertTraffic, Logits, WeightBytes},
     model_cache::Pass,
-    need::{AttentionNeed, LayerNeed},
+    need::LayerNeed,
     read_back::moved,
 };
 use kiln_kernels::{Activation, Kernels, NormOrder, Placement};
 
 use super::{
-    attention::AttentionConfig,
+    attention::{AttentionConfig, Reach},
     block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
     experts::ExpertsConfig,
     mamba::MambaConfig,
@@ -25,7 +25,7 @@ use super::{
     names::{Names, TensorNames},
     norm::{Norm, NormKind},
     places::Places,
-    rope::Ropes,
+    rope::{RopeKind, Ropes},
 };
 use crate::{ConfigFile, Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
 
@@ -33,7 +33,7 @@ use crate::{ConfigFile, Configured, ExpertSizes, Part, Rows, Sizes, Weights, con
 #[derive(Clone, Debug)]
 pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
-    /// Rotary positions of attention; `None` if keys are not rotated.
+    /// Rotary positions of blocks that rotate keys; `None` if none does.
     pub(crate) ropes: Option<Ropes>,
     /// Rows of the table of learned positions, which are added to the embeddings; `None` if there is none.
     pub(crate) learned_positions: Option<usize>,
@@ -45,7 +45,6 @@ pub(crate) struct DecoderConfig {
     pub(crate) float32_residual: bool,
     /// Factor that embeddings are multiplied by, rounded to their type.
     pub(crate) embedding_scale: Option<f32>,
-    pub(crate) attention: AttentionConfig,
     pub(crate) blocks: Vec<BlockConfig>,
     /// Numbers of the blocks in the checkpoint; `None` if all blocks are present, in order.
     pub(crate) numbers: Option<Vec<usize>>,
@@ -60,9 +59,9 @@ impl DecoderConfig {
     /// Creates the most common settings: norms only before attention and feed-forward, SiLU, no biases, no
     /// windows.
     pub(crate) fn new(Common { sizes, eps }: Common, ropes: Ropes) -> Self {
+        let attention = AttentionConfig { rope: Some(RopeKind::Full), ..AttentionConfig::new(&sizes) };
         Self {
-            attention: AttentionConfig::new(&sizes),
-            blocks: vec![BlockConfig::attention(None); sizes.layers],
+            blocks: vec![BlockConfig::attention(attention); sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind::rms(eps),
             norms_after: false,
@@ -82,19 +81,19 @@ impl DecoderConfig {
     /// encoder, and a feed-forward without a gate. There are layer norms, biases, and learned positions: the
     /// decoder of Vaswani et al. (2017), with norms before each part instead of after.
     pub(crate) fn of_encoder(sizes: Sizes, eps: f64, activation: Activation) -> Self {
-        let block = BlockConfig {
-            mixer: MixerConfig::Attention { window: None },
+        let attention = AttentionConfig {
             cross_attention: true,
+            qkv_bias: true,
+            k_bias: false,
+            o_bias: true,
+            o_name: "out_proj",
+            ..AttentionConfig::new(&sizes)
+        };
+        let block = BlockConfig {
+            mixer: MixerConfig::Attention(attention),
             feed_forward: Some(FeedForwardConfig::Plain),
         };
         Self {
-            attention: AttentionConfig {
-                qkv_bias: true,
-                k_bias: false,
-                o_bias: true,
-                o_name: "out_proj",
-                ..AttentionConfig::new(&sizes)
-            },
             blocks: vec![block; sizes.layers],
             mlp: MlpConfig { bias: true, activation, ..MlpConfig::new(&sizes) },
             norm: NormKind::Layer { eps },
@@ -121,7 +120,6 @@ impl DecoderConfig {
     /// Creates a decoder whose blocks are Mamba mixers alone.
     pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
         Self {
-            attention: AttentionConfig::new(&sizes),
             blocks: vec![BlockConfig::alone(MixerConfig::Mamba(mamba)); sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind::rms(eps),
@@ -151,7 +149,8 @@ impl DecoderConfig {
     /// [`Error::Setting`] for an empty list, and for heads that do not attend to an encoder.
     fn check_alignment(&self, heads: &[(usize, usize)]) -> Result<()> {
         let exists = |&(layer, head): &(usize, usize)| {
-            head < self.sizes.heads && self.blocks.get(layer).is_some_and(|block| block.cross_attention)
+            let attention = self.blocks.get(layer).and_then(BlockConfig::attention_config);
+            attention.is_some_and(|attention| attention.cross_attention && head < attention.heads)
         };
         match heads.iter().find(|head| !exists(head)) {
             None if !heads.is_empty() => Ok(()),
@@ -165,9 +164,34 @@ impl DecoderConfig {
         }
     }
 
-    /// Makes every block attention with its window in `windows`.
+    /// Settings of the attention of all blocks that have attention.
+    pub(crate) fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
+        self.blocks.iter().filter_map(BlockConfig::attention_config)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
+        self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+            MixerConfig::Mamba(_) => None,
+        })
+    }
+
+    /// Sets whether the projections of attention have biases.
+    pub(crate) fn set_attention_bias(&mut self, bias: bool) {
+        for attention in self.attention_mut() {
+            (attention.qkv_bias, attention.o_bias) = (bias, bias);
+        }
+    }
+
+    /// Gives each attention block its window in `windows`, and blocks with one the rotation of such blocks.
     pub(crate) fn set_windows(&mut self, windows: Vec<Option<usize>>) {
-        self.blocks = windows.into_iter().map(BlockConfig::attention).collect();
+        for (attention, window) in self.attention_mut().zip(windows) {
+            if let Some(window) = window {
+                attention.reach = Reach::Window(window);
+                attention.rope = attention.rope.map(|_| RopeKind::Sliding);
+            }
+        }
     }
 
     /// Makes the feed-forwards of the blocks for which `is_mixture` returns true mixtures of experts.
@@ -221,16 +245,8 @@ impl Configured for DecoderConfig {
     }
 
     fn needs(&self) -> Vec<LayerNeed> {
-        let Sizes { kv_heads, head_dim, .. } = self.sizes;
         let need = |block: &BlockConfig| match block.mixer {
-            MixerConfig::Attention { window } => {
-                let rotary = self.ropes.as_ref().map(|ropes| ropes.of(window).need());
-                let need = AttentionNeed { window, rotary, ..AttentionNeed::alike(kv_heads, head_dim) };
-                match block.cross_attention {
-                    true => LayerNeed::EncoderDecoder(need),
-                    false => LayerNeed::Attention(need),
-                }
-            }
+            MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
             MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
         };
         self.blocks.iter().map(need).collect()
@@ -279,6 +295,7 @@ impl Decoder {
     ) -> Result<Self> {
         let Sizes { hidden, vocab, tied, .. } = config.sizes;
         let Names { model, embeddings, norm, head, .. } = config.names;
+        config.attention().try_for_each(|attention| attention.check(config.ropes.as_ref()))?;
         let embeddings = [Part::new(format!("{model}.{embeddings}.weight"), vocab)];
         let embed_tokens = weights.rows(&embeddings, hidden)?;
         let table = |rows| Part::new(format!("{model}.embed_positions.weight"), rows);
@@ -470,6 +487,9 @@ fn rounded(value: f32, dtype: DType) -> f32 {
         _ => value,
     }
 }
+
+#[cfg(test)]
+mod differing_blocks;
 
 #[cfg(test)]
 mod tests {

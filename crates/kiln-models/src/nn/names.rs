@@ -134,12 +134,13 @@ impl DecoderConfig {
             "shared_expert_gate",
         ];
 
-        let AttentionConfig { qkv_bias, k_bias, o_bias, o_name, .. } = self.attention;
+        let any = |has_bias: fn(&AttentionConfig) -> bool| self.attention().any(has_bias);
+        let o_name = self.attention().next().map_or("o_proj", |attention| attention.o_name);
         let mut modules: Vec<&'static str> = router.into_iter().chain([self.names.head]).collect();
         for (has_bias, without) in [
-            (qkv_bias, &["q_proj", "v_proj", "qkv_proj"][..]),
-            (qkv_bias && k_bias, &["k_proj"]),
-            (o_bias, &[o_name]),
+            (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", "qkv_proj"][..]),
+            (any(|attention| attention.qkv_bias && attention.k_bias), &["k_proj"]),
+            (any(|attention| attention.o_bias), &[o_name]),
             (self.mlp.bias, &FEED_FORWARD),
         ] {
             if !has_bias {

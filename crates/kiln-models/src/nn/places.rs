@@ -11,7 +11,7 @@ use kiln_core::{
     read_back::moved,
 };
 
-use super::rope::{Rope, Ropes};
+use super::rope::{Rope, RopeKind, Ropes};
 
 /// Arrangement of the tokens of a pass in a tensor.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl Frame {
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
     layout: Layout,
-    /// Rotary positions; `None` if keys are not rotated.
+    /// Rotary positions; `None` if no block rotates keys.
     ropes: Option<&'a Ropes>,
     device: Device,
     positions: Vec<(Vec<Frame>, Positions)>,
@@ -98,7 +98,7 @@ pub(crate) struct Places<'a> {
     pub(crate) alignments: Vec<Tensor<4>>,
     /// Positions of queries that see all keys of an encoder, by the number of rows and of keys.
     encoded: Vec<(usize, usize, Positions)>,
-    /// Rotary tables by the kind of rope and the frames.
+    /// Rotary tables by the index of the rope and the frames.
     tables: Vec<(usize, Vec<Frame>, Tables)>,
 }
 
@@ -333,11 +333,10 @@ impl<'a> Places<'a> {
         positions
     }
 
-    /// Returns the rotary tables of all columns, for a block with this window; `None` if keys are not
-    /// rotated.
-    pub(crate) fn rotary(&mut self, frames: &[Frame], window: Option<usize>) -> Option<Tables> {
-        let ropes = self.ropes?;
-        let kind = ropes.kind(window);
+    /// Returns the rotary tables of all columns, for a block with this rotation; `None` if it has none.
+    pub(crate) fn rotary(&mut self, frames: &[Frame], rope: Option<RopeKind>) -> Option<Tables> {
+        let (ropes, rope) = self.ropes.zip(rope)?;
+        let kind = ropes.index(rope);
         let known = |(of, at, _): &&(usize, Vec<Frame>, Tables)| *of == kind && at[..] == *frames;
         if let Some((.., tables)) = self.tables.iter().find(known) {
             return Some(tables.clone());
@@ -349,7 +348,7 @@ impl<'a> Places<'a> {
             let taken = steps.taken.clone();
             Some((cos.clone().select(1, taken.clone()), sin.clone().select(1, taken)))
         });
-        let tables = prepared.unwrap_or_else(|| self.upload(frames, ropes.of(window)));
+        let tables = prepared.unwrap_or_else(|| self.upload(frames, ropes.of(rope)));
         self.tables.push((kind, frames.to_vec(), tables.clone()));
         Some(tables)
     }

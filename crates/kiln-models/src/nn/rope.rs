@@ -88,19 +88,25 @@ impl From<Rope> for Ropes {
 }
 
 impl Ropes {
-    /// Returns the rotary positions of a block with this window.
-    pub(crate) fn of(&self, window: Option<usize>) -> &Rope {
-        self.sliding.as_ref().filter(|_| window.is_some()).unwrap_or(&self.full)
+    pub(crate) fn of(&self, kind: RopeKind) -> &Rope {
+        self.sliding.as_ref().filter(|_| kind == RopeKind::Sliding).unwrap_or(&self.full)
     }
 
-    /// Returns the index in [`all`](Self::all) of the rotary positions of a block with this window.
-    pub(crate) fn kind(&self, window: Option<usize>) -> usize {
-        usize::from(self.sliding.is_some() && window.is_some())
+    /// Returns the index in [`all`](Self::all) of [`of`](Self::of).
+    pub(crate) fn index(&self, kind: RopeKind) -> usize {
+        usize::from(self.sliding.is_some() && kind == RopeKind::Sliding)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Rope> {
         std::iter::once(&self.full).chain(&self.sliding)
     }
+}
+
+/// Which of a model's [`Ropes`] a block uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RopeKind {
+    Full,
+    Sliding,
 }
 
 /// Rotary positions of some blocks.
