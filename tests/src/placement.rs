@@ -62,7 +62,8 @@ fn two_stages_on_one_device_compute_the_bits_of_one() {
             assert_eq!(staged.weight_bytes(), whole.weight_bytes(), "the head of {name} is not copied");
             for (text, plan, _) in plans_on(place, &whole) {
                 let both = requests(&whole, &plan).into_iter().zip(requests(&staged, &plan));
-                for (n, (want, got)) in both.enumerate() {
+                // On other devices a greedy request and one of beams, to save time.
+                for (n, (want, got)) in both.enumerate().step_by(if place == 0 { 1 } else { 3 }) {
                     match outcome(want.steps()) {
                         Ok(want) => assert!(
                             outcome(got.steps()).unwrap() == want,
