@@ -5,7 +5,7 @@ use kiln::{
     device::{DeviceClass, Opened},
     expert::{
         cache_samples,
-        kernels::{Kernels, Ran},
+        kernels::{Kernels, RunCount},
     },
 };
 
@@ -48,7 +48,7 @@ fn run(
 }
 
 fn launched(kernels: &Kernels) -> u64 {
-    kernels.ran().iter().map(|Ran { count, .. }| count).sum()
+    kernels.ran().iter().map(|RunCount { count, .. }| count).sum()
 }
 
 #[test]

@@ -16,7 +16,7 @@ use kiln::{
     expert::{
         SelfTest,
         kernels::{
-            Path as Implementation,
+            Implementation,
             faults::{Fault, plant},
         },
     },
@@ -140,7 +140,7 @@ fn a_child_process_loads_a_model_with_a_planted_fault() {
     assert_eq!(model.kernels().left_out().collect::<Vec<_>>().join(" "), left_out);
     assert_eq!(tokens(&model), want);
     let ran = model.kernels().ran();
-    assert!(ran.iter().any(|ran| ran.path == Implementation::Wgsl), "others are trusted: {ran:?}");
+    assert!(ran.iter().any(|ran| ran.implementation == Implementation::Wgsl), "others are trusted: {ran:?}");
     let is_another = model.device() != &wgpu.device;
     assert_eq!(is_another, fault.starts_with("loss"), "a device that was lost is opened again");
     assert_eq!(&device::open(DeviceName::Wgpu(None)).unwrap().device, model.device());

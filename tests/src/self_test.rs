@@ -7,7 +7,7 @@ use kiln::{
     expert::{
         SelfTest,
         kernels::{
-            Checked, Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
+            Checked, Choice, Coverage, Implementation, KERNELS, Kernel, KernelInfo, Kernels, RunCount,
             cases::{Case, Layout},
             invariance::Extent,
             self_test,
@@ -103,7 +103,11 @@ fn a_wrong_kernel_is_found_and_its_reference_runs() {
         let doubled: Vec<f32> =
             kiln::expert::read_back::read(kernels.run(Faulty { x })).unwrap().iter().collect();
         assert_eq!(doubled, [4.0; 3], "{name}");
-        assert_eq!(kernels.ran(), [Ran { kernel: "faulty", path: Path::Reference, count: 1 }], "{name}");
+        assert_eq!(
+            kernels.ran(),
+            [RunCount { kernel: "faulty", implementation: Implementation::Reference, count: 1 }],
+            "{name}"
+        );
     }
 }
 
@@ -128,7 +132,7 @@ fn a_model_whose_kernels_were_compared_runs_with_them() {
         let model = float32(Model::builder(folder), opened).self_test(when).load().unwrap();
         let steps = model.generate(vec![vec![3, 1, 4]]).config(greedy(5)).steps().unwrap();
         let tokens: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
-        (tokens, model.kernels().ran().iter().any(|ran| ran.path != Path::Reference))
+        (tokens, model.kernels().ran().iter().any(|ran| ran.implementation != Implementation::Reference))
     };
     for (name, opened) in kiln_testkit::devices::opened() {
         assert_eq!(tokens(opened, SelfTest::Always), tokens(opened, SelfTest::Never), "{name}");

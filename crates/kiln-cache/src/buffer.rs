@@ -68,7 +68,7 @@ impl Buffer {
         slots: usize,
         filled: usize,
         (keys, values): &Kv,
-        lives: Lives,
+        lives: Lifetime,
     ) -> Result<()> {
         let fits = |have: &Tensor<4>, new: &Tensor<4>| {
             let ([rows, heads, have, dim], [new_rows, new_heads, _, new_dim]) = (have.dims(), new.dims());
@@ -254,7 +254,7 @@ pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &
 
 /// Lifetime of a buffer of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lives {
+pub(crate) enum Lifetime {
     /// Until it is replaced by a longer one.
     UntilItGrows,
     /// Until the sequence ends. The buffer is allocated outside of the device's memory pools, which round
@@ -264,13 +264,19 @@ pub(crate) enum Lives {
 
 /// Creates a buffer like `like`, but with `slots` slots, of which the first `filled` are those of `old`, and
 /// the others 0.
-fn resized(old: Option<Tensor<4>>, slots: usize, filled: usize, like: &Tensor<4>, lives: Lives) -> Tensor<4> {
+fn resized(
+    old: Option<Tensor<4>>,
+    slots: usize,
+    filled: usize,
+    like: &Tensor<4>,
+    lives: Lifetime,
+) -> Tensor<4> {
     let [rows, heads, _, dim] = like.dims();
     let device = like.device();
     let allocate = |()| Tensor::<4>::zeros([rows, heads, slots, dim], (&device, like.dtype()));
     let new = match lives {
-        Lives::UntilItGrows => allocate(()),
-        Lives::AsLongAsTheSequence => device.memory_persistent_allocations((), allocate),
+        Lifetime::UntilItGrows => allocate(()),
+        Lifetime::AsLongAsTheSequence => device.memory_persistent_allocations((), allocate),
     };
     match old {
         Some(old) => new.slice_assign([0..rows, 0..heads, 0..filled, 0..dim], old.narrow(2, 0, filled)),

@@ -22,7 +22,7 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use crate::{
-    buffer::{self, Buffer, Lives},
+    buffer::{self, Buffer, Lifetime},
     memory::TensorTree,
 };
 
@@ -106,7 +106,7 @@ impl SharedPrefix {
         let dtype = self.shared.last().and_then(|before| before.buffer.dtype()).unwrap_or(keys.dtype());
         let [keys, values] = [keys, values].map(|new| new.clone().cast(dtype));
         let last = &mut Arc::make_mut(&mut self.last).buffer;
-        last.resize(end - origin, filled - origin, &(keys, values), Lives::UntilItGrows)
+        last.resize(end - origin, filled - origin, &(keys, values), Lifetime::UntilItGrows)
     }
 
     pub(crate) fn write(&mut self, kernels: &Kernels, new: Kv, positions: &Positions) -> Result<()> {

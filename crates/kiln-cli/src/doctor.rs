@@ -213,7 +213,7 @@ fn print_model(verdict: &ModelVerdict) -> Result<()> {
     if !formats.is_empty() {
         say(format_args!("- packed: {}", list(formats.iter().map(|format| format.to_string()).collect())))?;
     }
-    let ran = ran.iter().map(|ran| format!("{} ({}, {})", ran.kernel, ran.path, ran.count));
+    let ran = ran.iter().map(|ran| format!("{} ({}, {})", ran.kernel, ran.implementation, ran.count));
     say(format_args!("- launched: {}", list(ran.collect())))?;
     for pass in passes {
         say(format_args!(
@@ -275,7 +275,7 @@ fn report(
                 json!({ "tokens": pass.tokens, "cosine": pass.cosine, "farthest": pass.farthest })
             }).collect::<Vec<_>>(),
             "launched": model.ran.iter().map(|ran| {
-                json!({ "kernel": ran.kernel, "path": ran.path.to_string(), "count": ran.count })
+                json!({ "kernel": ran.kernel, "path": ran.implementation.to_string(), "count": ran.count })
             }).collect::<Vec<_>>(),
             "captured": model.captured,
             "why": model.why,

@@ -354,7 +354,7 @@ impl Report<'_> {
             .kernels()
             .ran()
             .iter()
-            .map(|ran| format!("{} {} x{}", ran.kernel, ran.path, ran.count))
+            .map(|ran| format!("{} {} x{}", ran.kernel, ran.implementation, ran.count))
             .collect();
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}{}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\

@@ -169,7 +169,7 @@ impl<'a> Generation<'a> {
     /// read back. Empty if the device chooses the tokens, and on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
-        match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
+        match kernels.as_ref().is_some_and(|kernels| kernels.implementation().is_on_gpu()) {
             true if self.options.likeliest_wanted().is_some() => Vec::new(),
             true if settings.needs_host() || grammar.is_some() => {
                 settings.on_host().into_iter().chain(grammar.as_ref().map(Matcher::name)).collect()

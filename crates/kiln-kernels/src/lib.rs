@@ -63,7 +63,7 @@ pub use runtime::faults;
 #[cfg(feature = "cube")]
 pub use runtime::launches::launches_of;
 pub use runtime::{
-    choice::{Choice, Path, Ran},
+    choice::{Choice, Implementation, RunCount},
     device,
     kernel::{INVARIANT_UP_TO, Kernel},
     kernels::{Kernels, Placement},

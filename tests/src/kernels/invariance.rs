@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 use kiln::expert::{
-    kernels::{Choice, Kernels, Path},
+    kernels::{Choice, Implementation, Kernels},
     read_back::block_on,
 };
 
@@ -29,7 +29,9 @@ fn results_of_kernels_do_not_depend_on_other_rows_and_tokens() {
                 };
                 for kernel in kernels() {
                     for case in kernel.cases().into_iter().step_by(every) {
-                        if name != "cpu" && case.path(path(choice, name), dtype, device) == Path::Reference {
+                        if name != "cpu"
+                            && case.path(path(choice, name), dtype, device) == Implementation::Reference
+                        {
                             continue;
                         }
                         let kernels = Kernels::new(choice, device).unwrap();

@@ -14,7 +14,8 @@ use kiln::{
     device::DeviceClass,
     expert::{
         kernels::{
-            Choice, KERNELS, KernelInfo, Kernels, Path, Ran, cases::AnyCase, faults::set_keeps_subnormals,
+            Choice, Implementation, KERNELS, KernelInfo, Kernels, RunCount, cases::AnyCase,
+            faults::set_keeps_subnormals,
         },
         read_back::block_on,
     },
@@ -40,12 +41,12 @@ fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
 }
 
 /// Returns the implementation that a choice selects on a device.
-fn path(choice: Choice, device: &str) -> Path {
+fn path(choice: Choice, device: &str) -> Implementation {
     match (choice, device) {
-        (Choice::Reference, _) => Path::Reference,
-        (Choice::Auto, "cpu") => Path::Native,
-        (Choice::Wgsl, _) | (Choice::Auto, "wgpu") => Path::Wgsl,
-        (Choice::Cube, _) | (Choice::Auto, _) => Path::Cube,
+        (Choice::Reference, _) => Implementation::Reference,
+        (Choice::Auto, "cpu") => Implementation::Native,
+        (Choice::Wgsl, _) | (Choice::Auto, "wgpu") => Implementation::Wgsl,
+        (Choice::Cube, _) | (Choice::Auto, _) => Implementation::Cube,
     }
 }
 
@@ -90,13 +91,17 @@ fn implementations_agree_with_the_reference() {
                     };
                     for (i, (case, want)) in cases.iter().zip(&wanted).enumerate().step_by(every) {
                         let path = case.path(path(choice, name), dtype, device);
-                        if name != "cpu" && path == Path::Reference && i % 16 != 0 {
+                        if name != "cpu" && path == Implementation::Reference && i % 16 != 0 {
                             continue;
                         }
                         let kernels = Kernels::new(choice, device).unwrap();
                         let got = block_on(case.run(&kernels, dtype));
                         let what = format!("{choice} on {name}, {dtype:?}: {case:?}");
-                        assert_eq!(kernels.ran(), [Ran { kernel: kernel.name, path, count: 1 }], "{what}");
+                        assert_eq!(
+                            kernels.ran(),
+                            [RunCount { kernel: kernel.name, implementation: path, count: 1 }],
+                            "{what}"
+                        );
                         let wrong = match got {
                             Ok(got) => case.difference(dtype, &got, want),
                             Err(error) => Some(error.to_string()),
@@ -124,7 +129,8 @@ fn shaders_that_unpack_scales_with_integers_agree_with_the_reference() {
         for kernel in kernels() {
             let cases = kernel.cases();
             let is_of_shader = |case: &&AnyCase| {
-                case.format().is_some() && case.path(Path::Wgsl, DType::F32, device) == Path::Wgsl
+                case.format().is_some()
+                    && case.path(Implementation::Wgsl, DType::F32, device) == Implementation::Wgsl
             };
             for case in cases.iter().filter(is_of_shader) {
                 let want = block_on(case.run(&reference, DType::F32)).unwrap();

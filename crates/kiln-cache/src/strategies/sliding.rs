@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{CacheSettings, KvFactory, KvStrategy};
 use crate::{
     CacheSpec,
-    buffer::{self, Buffer, Lives, behind, narrow},
+    buffer::{self, Buffer, Lifetime, behind, narrow},
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
@@ -111,7 +111,7 @@ impl SlidingPolicy {
         let (have, full) = (buffer.slots(), self.full(at));
         if at.seq_len <= have {
             // The ring has not wrapped yet: slots are positions.
-            return buffer.resize(self.slots_for(end, at, buffer), at.seq_len, new, Lives::UntilItGrows);
+            return buffer.resize(self.slots_for(end, at, buffer), at.seq_len, new, Lifetime::UntilItGrows);
         }
         if have >= full {
             return Ok(());
@@ -119,7 +119,7 @@ impl SlidingPolicy {
         // The ring must become longer, because more history was promised.
         let first = at.counts.oldest;
         let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
-        buffer.resize(full, 0, new, Lives::UntilItGrows)?;
+        buffer.resize(full, 0, new, Lifetime::UntilItGrows)?;
         buffer.write_from(&self.kernels, old, first)
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{CacheSettings, KvFactory, KvStrategy, Sliding, settings::check_count};
 use crate::{
     CacheSpec,
-    buffer::{self, Buffer, Lives},
+    buffer::{self, Buffer, Lifetime},
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
@@ -133,7 +133,7 @@ impl KvPolicy for StaticPolicy {
         positions: &Positions,
     ) -> Result<KvView> {
         let slots = self.slots_for(at.seq_len + new.0.dims()[2], at, buffer);
-        buffer.resize(slots, at.seq_len, &new, Lives::AsLongAsTheSequence)?;
+        buffer.resize(slots, at.seq_len, &new, Lifetime::AsLongAsTheSequence)?;
         buffer.write(&self.kernels, new, positions)?;
         buffer.view(0)
     }

@@ -43,7 +43,8 @@ impl EachRow {
             return Ok(None);
         }
         let Settings { processors, do_sample, .. } = &options.settings;
-        let Some(kernels) = options.kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu()) else {
+        let Some(kernels) = options.kernels.as_ref().filter(|kernels| kernels.implementation().is_on_gpu())
+        else {
             // If the host had to wait for the device, one pass over the scores on the host is faster than
             // several.
             let likeliest = processors.is_empty() && self.sampler.is_none() && options.lookahead;

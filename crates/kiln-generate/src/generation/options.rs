@@ -47,7 +47,7 @@ impl Options {
     pub(super) fn likeliest_wanted(&self) -> Option<(Kernels, usize)> {
         let Options { settings, keep_logits, keep_scores, grammar, kernels, .. } = self;
         let beams = settings.beams.as_ref()?;
-        let kernels = kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu())?;
+        let kernels = kernels.as_ref().filter(|kernels| kernels.implementation().is_on_gpu())?;
         let all = *keep_logits
             || *keep_scores
             || grammar.is_some()

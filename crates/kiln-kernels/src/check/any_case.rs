@@ -11,7 +11,7 @@ use kiln_weights::Format;
 
 use crate::{
     check::invariance::violation,
-    runtime::{choice::Path, kernels::Kernels},
+    runtime::{choice::Implementation, kernels::Kernels},
     testing::{
         case::{Case, Lacks, Read, Tolerance, difference},
         checked::Checked,
@@ -84,8 +84,8 @@ impl AnyCase {
     }
 
     /// The implementation that runs on a device for which `preferred` is selected.
-    pub fn path(&self, preferred: Path, dtype: DType, device: &Device) -> Path {
-        if (self.lacks)(preferred, dtype, device) { Path::Reference } else { preferred }
+    pub fn path(&self, preferred: Implementation, dtype: DType, device: &Device) -> Implementation {
+        if (self.lacks)(preferred, dtype, device) { Implementation::Reference } else { preferred }
     }
 
     /// Describes in a sentence the element that differs most, if it differs too much.

@@ -8,7 +8,7 @@ use kiln_weights::Format;
 use crate::{
     check::{any_case::AnyCase, registry::KernelInfo},
     runtime::{
-        choice::{Choice, Path},
+        choice::{Choice, Implementation},
         device::info::Opened,
         kernels::Kernels,
     },
@@ -29,7 +29,7 @@ pub enum Coverage<'a> {
 pub struct Verdict {
     pub kernel: &'static str,
     /// The implementation that was compared.
-    pub path: Path,
+    pub path: Implementation,
     /// The type of the numbers.
     pub dtype: DType,
     /// Number of inputs that were compared.
@@ -67,9 +67,9 @@ pub async fn self_test(
     let device = &opened.device;
     let reference = Kernels::new(Choice::Reference, &reference_device(device))?;
     let kernels = Kernels::new(Choice::Auto, device)?;
-    let path = kernels.path();
+    let path = kernels.implementation();
     let mut cases = kernel.cases();
-    cases.retain(|case| path != Path::Reference && case.path(path, dtype, device) == path);
+    cases.retain(|case| path != Implementation::Reference && case.path(path, dtype, device) == path);
     let step = cases.len().div_ceil(FEW).max(1);
     let is_compared = |(number, case): &(usize, &AnyCase)| match coverage {
         Coverage::Quick(formats) => {

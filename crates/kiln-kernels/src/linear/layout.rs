@@ -10,26 +10,29 @@ use crate::{
         packed::{PackedLayout, takes_packed},
         unpack::Unpack,
     },
-    runtime::{choice::Path, kernels::Kernels},
+    runtime::{choice::Implementation, kernels::Kernels},
 };
 
 impl PackedLayout {
     /// Chooses the layout of packed weights of a format, for vectors of `dtype`. Returns `None` unless
     /// products with packed weights are at least as fast as with dense ones.
     pub fn for_matrix(kernels: &Kernels, format: Format, dtype: DType) -> Option<Self> {
-        let path = kernels.path();
-        let paths =
-            [kernels.path_of::<Linear>(), kernels.path_of::<NormedLinear>(), kernels.path_of::<Unpack>()];
-        let order = if path == Path::Native { Order::Sixteens } else { Order::Rows };
+        let path = kernels.implementation();
+        let paths = [
+            kernels.implementation_of::<Linear>(),
+            kernels.implementation_of::<NormedLinear>(),
+            kernels.implementation_of::<Unpack>(),
+        ];
+        let order = if path == Implementation::Native { Order::Sixteens } else { Order::Rows };
         let layout = Self { format, order };
         let is_worth_it = match format {
             // Float32 is the type of the arithmetic, so such weights are dense.
             Format::F32 => false,
             // GPUs that compute in float16 have faster ways to multiply 16-bit numbers.
             Format::F16 | Format::Bf16 => dtype == DType::F32,
-            _ => path != Path::Native || dtype == DType::F32,
+            _ => path != Implementation::Native || dtype == DType::F32,
         };
-        let takes = |own: &Path| *own == path && takes_packed(path, layout);
-        (is_worth_it && path != Path::Reference && paths.iter().all(takes)).then_some(layout)
+        let takes = |own: &Implementation| *own == path && takes_packed(path, layout);
+        (is_worth_it && path != Implementation::Reference && paths.iter().all(takes)).then_some(layout)
     }
 }

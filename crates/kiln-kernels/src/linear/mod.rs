@@ -48,7 +48,7 @@ use crate::{
         packed::{PackedLayout, takes_packed},
     },
     runtime::{
-        choice::Path,
+        choice::Implementation,
         kernel::{INVARIANT_UP_TO, Kernel},
         product::product,
         shader::Shader,
@@ -177,7 +177,7 @@ impl Checked for Linear {
             });
             let lacks = move |path, dtype, device: &Device| {
                 let few = x[0] * x[1] <= INVARIANT_UP_TO;
-                path != Path::Native && !few && !takes_many_rows(path, dtype, device)
+                path != Implementation::Native && !few && !takes_many_rows(path, dtype, device)
             };
             within(inputs.without_on(lacks), x[2])
         };
@@ -290,12 +290,12 @@ fn work_of(rows: usize, input: usize, output: usize) -> u64 {
 
 /// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
-fn takes_many_rows(path: Path, dtype: DType, device: &Device) -> bool {
-    path == Path::Wgsl && tiles::takes(dtype, device)
+fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
+    path == Implementation::Wgsl && tiles::takes(dtype, device)
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn takes_many_rows(_: Path, _: DType, _: &Device) -> bool {
+fn takes_many_rows(_: Implementation, _: DType, _: &Device) -> bool {
     false
 }
 
@@ -344,7 +344,7 @@ pub(crate) fn are_few_of_one_type(
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
     let is_read = match weight {
         Matrix::Dense(_) => true,
-        Matrix::Packed(packed) => takes_packed(Path::Wgsl, packed.layout),
+        Matrix::Packed(packed) => takes_packed(Implementation::Wgsl, packed.layout),
     };
     is_read && of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
 }

@@ -19,7 +19,7 @@ use crate::{
     },
     norm::rms_norm::{NormOrder, RmsNorm},
     runtime::{
-        choice::Path,
+        choice::Implementation,
         kernel::{INVARIANT_UP_TO, Kernel},
         kernels::Kernels,
         shader::Shader,
@@ -178,7 +178,7 @@ impl Checked for NormedLinear {
                     then,
                 }
             });
-            let lacks = move |path: Path, _| {
+            let lacks = move |path: Implementation, _| {
                 let takes = packed.is_none() || path.is_on_gpu();
                 !takes || given.lacks(path, x[0] * x[1])
             };
@@ -266,12 +266,12 @@ enum Given {
 }
 
 impl Given {
-    fn lacks(self, path: Path, vectors: usize) -> bool {
+    fn lacks(self, path: Implementation, vectors: usize) -> bool {
         let by_fours = match self {
             Self::Rotate { head_dim, pairs, .. } => head_dim % 4 == 0 && pairs % 2 == 0,
             _ => true,
         };
-        path == Path::Native || vectors > INVARIANT_UP_TO || !by_fours
+        path == Implementation::Native || vectors > INVARIANT_UP_TO || !by_fours
     }
 }
 
@@ -283,7 +283,7 @@ impl NormedLinear {
         let takes_launches = !prefers_few_groups(kernels.device());
         #[cfg(not(feature = "cube"))]
         let takes_launches = false;
-        takes_launches && kernels.path_of::<Self>().is_on_gpu() && self.is_for_few_rows()
+        takes_launches && kernels.implementation_of::<Self>().is_on_gpu() && self.is_for_few_rows()
     }
 
     /// Whether the GPU kernels take the inputs.

@@ -8,7 +8,7 @@ use kiln_weights::{
     streams::{Arithmetic, Order, SIXTEEN},
 };
 
-use crate::{linear::packed_lines, runtime::choice::Path, testing::numbers::Numbers};
+use crate::{linear::packed_lines, runtime::choice::Implementation, testing::numbers::Numbers};
 
 /// A weight `[rows, columns]` in 32-bit words, whose codes are multiplied directly.
 #[derive(Clone, Debug)]
@@ -91,11 +91,13 @@ impl PackedMatrix {
 }
 
 /// Whether an implementation computes with packed weights.
-pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLayout) -> bool {
+pub(crate) fn takes_packed(path: Implementation, PackedLayout { format, order }: PackedLayout) -> bool {
     match path {
-        Path::Reference => true,
-        Path::Native => order == Order::Sixteens,
-        Path::Wgsl | Path::Cube => order == Order::Rows && packed_lines::pick(format).is_some(),
+        Implementation::Reference => true,
+        Implementation::Native => order == Order::Sixteens,
+        Implementation::Wgsl | Implementation::Cube => {
+            order == Order::Rows && packed_lines::pick(format).is_some()
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
         packed_lines,
     },
     runtime::{
-        choice::Path,
+        choice::Implementation,
         kernel::Kernel,
         shader::{Shader, reads, writes},
     },
@@ -119,7 +119,7 @@ impl Kernel for Unpack {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<2>, Self> {
-        let is_read = takes_packed(Path::Cube, self.matrix.layout);
+        let is_read = takes_packed(Implementation::Cube, self.matrix.layout);
         if is_read && self.rows() * self.matrix.columns() > 0 { Ok(cube::launch(self)) } else { Err(self) }
     }
 }
@@ -164,7 +164,7 @@ impl Checked for Unpack {
                         Self { matrix, ids: (rows > 1).then_some(ids) }
                     });
                     // Every device gives the same numbers, to the bit.
-                    let lacks = move |path, _| path != Path::Native && !takes_packed(path, layout);
+                    let lacks = move |path, _| path != Implementation::Native && !takes_packed(path, layout);
                     cases.push(case.of_format(format).without(lacks));
                 }
             }

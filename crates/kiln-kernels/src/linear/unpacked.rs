@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::{Linear, finished, takes_packed};
 use crate::{
     linear::{matrix::Matrix, unpack::Unpack},
-    runtime::{choice::Path, kernel::Kernel},
+    runtime::{choice::Implementation, kernel::Kernel},
 };
 
 /// Fewest bytes of numbers that are unpacked at a time.
@@ -25,7 +25,7 @@ pub(super) fn product_of(
 ) -> Result<Tensor<3>, Linear> {
     let Matrix::Packed(packed) = &linear.weight else { return Err(linear) };
     let ([rows, tokens, input], output) = (linear.x.dims(), packed.rows());
-    let is_read = takes_packed(Path::Wgsl, packed.layout);
+    let is_read = takes_packed(Implementation::Wgsl, packed.layout);
     if !is_read || linear.x.dtype() != linear.weight.dtype() || rows * tokens * input * output == 0 {
         return Err(linear);
     }

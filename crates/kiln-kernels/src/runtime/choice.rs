@@ -1,5 +1,5 @@
 //! The implementation of the kernels that a user requests ([`Choice`]), the one that a kernel ran with
-//! ([`Path`]), and counts of the latter.
+//! ([`Implementation`]), and counts of the latter.
 
 use std::{fmt, str::FromStr};
 
@@ -61,7 +61,7 @@ impl FromStr for Choice {
 
 /// The implementation that a kernel ran with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Path {
+pub enum Implementation {
     /// Plain Burn operations.
     Reference,
     /// Native Rust code on the CPU.
@@ -72,14 +72,14 @@ pub enum Path {
     Cube,
 }
 
-impl Path {
+impl Implementation {
     /// Whether this is a launch of a GPU kernel.
     pub fn is_on_gpu(self) -> bool {
         matches!(self, Self::Wgsl | Self::Cube)
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for Implementation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Reference => "reference",
@@ -92,9 +92,9 @@ impl fmt::Display for Path {
 
 /// Number of times that one implementation of one kernel ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ran {
+pub struct RunCount {
     /// Name of the kernel.
     pub kernel: &'static str,
-    pub path: Path,
+    pub implementation: Implementation,
     pub count: u64,
 }

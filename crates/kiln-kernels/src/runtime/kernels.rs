@@ -13,7 +13,7 @@ use burn::{backend::DispatchDevice, tensor::Device};
 use kiln_core::{Error, Result, device_state::DeviceState, stages::Stages};
 
 use crate::runtime::{
-    choice::{Choice, Path, Ran},
+    choice::{Choice, Implementation, RunCount},
     faults,
     kernel::Kernel,
 };
@@ -29,10 +29,10 @@ pub type Placement = Stages<Kernels>;
 pub struct Kernels {
     device: Device,
     /// The implementation that runs if a kernel has it.
-    path: Path,
+    implementation: Implementation,
     /// Kernels whose reference always runs.
     distrusted: Arc<BTreeSet<&'static str>>,
-    counts: Arc<Mutex<BTreeMap<(&'static str, Path), u64>>>,
+    counts: Arc<Mutex<BTreeMap<(&'static str, Implementation), u64>>>,
     /// Called with the name of each kernel before it runs.
     watch: Option<Watch>,
     submission: Submission,
@@ -54,11 +54,13 @@ impl Kernels {
     /// [`Error::Setting`] if `device` cannot run `choice`.
     pub fn new(choice: Choice, device: &Device) -> Result<Self> {
         let runtime = Runtime::of(device);
-        let path = match (choice, runtime) {
-            (Choice::Reference, _) | (Choice::Auto, Runtime::Other) => Path::Reference,
-            (Choice::Auto, Runtime::Cpu) => Path::Native,
-            (Choice::Auto | Choice::Wgsl, Runtime::Wgpu) => Path::Wgsl,
-            (Choice::Auto | Choice::Cube, Runtime::Cuda) | (Choice::Cube, Runtime::Wgpu) => Path::Cube,
+        let implementation = match (choice, runtime) {
+            (Choice::Reference, _) | (Choice::Auto, Runtime::Other) => Implementation::Reference,
+            (Choice::Auto, Runtime::Cpu) => Implementation::Native,
+            (Choice::Auto | Choice::Wgsl, Runtime::Wgpu) => Implementation::Wgsl,
+            (Choice::Auto | Choice::Cube, Runtime::Cuda) | (Choice::Cube, Runtime::Wgpu) => {
+                Implementation::Cube
+            }
             (Choice::Wgsl | Choice::Cube, _) => {
                 let devices = if choice == Choice::Wgsl { "wgpu" } else { "wgpu and cuda" };
                 let why =
@@ -68,7 +70,7 @@ impl Kernels {
         };
         Ok(Self {
             device: device.clone(),
-            path,
+            implementation,
             distrusted: Arc::default(),
             counts: Arc::default(),
             watch: None,
@@ -107,8 +109,8 @@ impl Kernels {
     }
 
     /// The implementation that runs if a kernel has it; otherwise the reference runs.
-    pub fn path(&self) -> Path {
-        self.path
+    pub fn implementation(&self) -> Implementation {
+        self.implementation
     }
 
     /// Computes a kernel, and counts the implementation that ran.
@@ -121,20 +123,20 @@ impl Kernels {
             watch(K::NAME);
         }
         let work = kernel.work();
-        if self.path_of::<K>().is_on_gpu() {
+        if self.implementation_of::<K>().is_on_gpu() {
             faults::launched(K::NAME, &self.device);
         }
-        let done = match self.path_of::<K>() {
-            Path::Reference => Err(kernel),
-            Path::Native => kernel.native(),
-            Path::Wgsl => kernel.wgsl(),
-            Path::Cube => kernel.cube(),
+        let done = match self.implementation_of::<K>() {
+            Implementation::Reference => Err(kernel),
+            Implementation::Native => kernel.native(),
+            Implementation::Wgsl => kernel.wgsl(),
+            Implementation::Cube => kernel.cube(),
         };
         let (output, path) = match done {
-            Ok(output) => (output, self.path),
-            Err(kernel) => (kernel.reference(), Path::Reference),
+            Ok(output) => (output, self.implementation),
+            Err(kernel) => (kernel.reference(), Implementation::Reference),
         };
-        if self.path.is_on_gpu() && self.submission.is_full(work) {
+        if self.implementation.is_on_gpu() && self.submission.is_full(work) {
             let state = DeviceState::of(&self.device);
             // Launches that are being recorded are not submitted. If submitting fails, so does waiting for
             // the work.
@@ -148,14 +150,17 @@ impl Kernels {
     }
 
     /// The implementation that runs if the kernel has it.
-    pub(crate) fn path_of<K: Kernel>(&self) -> Path {
-        if self.distrusted.contains(K::NAME) { Path::Reference } else { self.path }
+    pub(crate) fn implementation_of<K: Kernel>(&self) -> Implementation {
+        if self.distrusted.contains(K::NAME) { Implementation::Reference } else { self.implementation }
     }
 
     /// Counts of what ran so far, here and in clones. Replays of a captured graph are not counted.
-    pub fn ran(&self) -> Vec<Ran> {
+    pub fn ran(&self) -> Vec<RunCount> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.iter().map(|(&(kernel, path), &count)| Ran { kernel, path, count }).collect()
+        counts
+            .iter()
+            .map(|(&(kernel, implementation), &count)| RunCount { kernel, implementation, count })
+            .collect()
     }
 }
 

@@ -167,7 +167,7 @@ pub(crate) use by_storage;
 
 /// A kernel whose output is a list of vectors that do not depend on each other. (These are not only the rows
 /// of a batch.) `E`: element type of the output.
-pub(crate) trait Rows<E>: Sync {
+pub(crate) trait VectorKernel<E>: Sync {
     /// Computes the vector with index `vector` into `numbers`. Must be inlined, so that it is compiled for
     /// the detected instruction set.
     fn compute(&self, vector: usize, numbers: &mut [f32]);
@@ -176,7 +176,7 @@ pub(crate) trait Rows<E>: Sync {
 /// Computes all `count` vectors of `width` numbers on several threads, rounded to their type. `operations`:
 /// an estimate of the multiplications per number, for the number of threads.
 pub(crate) fn computed<E: Storage>(
-    rows: &impl Rows<E>,
+    rows: &impl VectorKernel<E>,
     [count, width]: [usize; 2],
     operations: usize,
 ) -> Vec<E> {
@@ -196,7 +196,7 @@ struct Piece<'a, R, E> {
     y: &'a mut [E],
 }
 
-impl<R: Rows<E>, E: Storage> WithSimd for Piece<'_, R, E> {
+impl<R: VectorKernel<E>, E: Storage> WithSimd for Piece<'_, R, E> {
     type Output = ();
 
     #[inline(always)]

@@ -9,13 +9,13 @@ use kiln_core::{
 };
 use kiln_weights::Format;
 
-use crate::{runtime::choice::Path, testing::numbers::Numbers};
+use crate::{runtime::choice::Implementation, testing::numbers::Numbers};
 
 /// Makes the inputs of a kernel.
 pub(crate) type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
 
 /// Whether a kernel lacks an implementation.
-pub(crate) type Lacks = Box<dyn Fn(Path, DType, &Device) -> bool>;
+pub(crate) type Lacks = Box<dyn Fn(Implementation, DType, &Device) -> bool>;
 
 /// The allowed difference between a result and the expected one.
 pub(crate) type Tolerance = Box<dyn Fn(f64, Rounding) -> f64>;
@@ -52,18 +52,18 @@ impl<K> Case<K> {
     }
 
     /// Declares the implementations and types for which the reference runs instead.
-    pub fn without(self, lacks: impl Fn(Path, DType) -> bool + 'static) -> Self {
+    pub fn without(self, lacks: impl Fn(Implementation, DType) -> bool + 'static) -> Self {
         self.without_on(move |path, dtype, _| lacks(path, dtype))
     }
 
     /// Like [`without`](Self::without), if it depends on the device.
-    pub fn without_on(self, lacks: impl Fn(Path, DType, &Device) -> bool + 'static) -> Self {
+    pub fn without_on(self, lacks: impl Fn(Implementation, DType, &Device) -> bool + 'static) -> Self {
         Self { lacks: Box::new(lacks), ..self }
     }
 
     /// Declares that the kernel has no native code for the CPU.
     pub fn without_native(self) -> Self {
-        self.without(|path, _| path == Path::Native)
+        self.without(|path, _| path == Implementation::Native)
     }
 
     /// Declares that quick self-tests run the case, because its shader differs from that of common inputs.

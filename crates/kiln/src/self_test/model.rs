@@ -15,7 +15,7 @@ use kiln_core::{
 };
 use kiln_generate::{Generation, GenerationConfig, Options};
 use kiln_kernels::{
-    Arithmetic, Choice, Kernels, Path, Ran, Use,
+    Arithmetic, Choice, Implementation, Kernels, RunCount, Use,
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
@@ -59,7 +59,7 @@ pub struct ModelVerdict {
     pub formats: Vec<Format>,
     pub passes: Vec<Agreement>,
     /// Kernels that were launched
-    pub ran: Vec<Ran>,
+    pub ran: Vec<RunCount>,
     /// Whether captured steps gave the tokens of launched ones; `None` if steps are not captured.
     pub captured: Option<bool>,
     /// The fault, in a sentence.
@@ -279,9 +279,12 @@ impl<'a> Ends<'a> {
 
     /// The parts without which the device agrees: one kernel, the matrix units, or all kernels. Empty if it
     /// does not agree even without all of them.
-    fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[Ran]) -> Result<BTreeSet<String>> {
-        let names: Vec<_> =
-            ran.iter().filter(|ran| ran.path != Path::Reference).map(|ran| ran.kernel).collect();
+    fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[RunCount]) -> Result<BTreeSet<String>> {
+        let names: Vec<_> = ran
+            .iter()
+            .filter(|ran| ran.implementation != Implementation::Reference)
+            .map(|ran| ran.kernel)
+            .collect();
         let is_right = |kernels: Kernels| -> Result<bool> {
             Ok(self.agreement(&On { kernels, ..on.clone() }, want)?.1.is_none())
         };

@@ -28,7 +28,7 @@ const LONGEST_NOTE: u64 = 1 << 12;
 const HANGS: Duration = Duration::from_secs(10);
 
 /// The records of this process that hold the file of the note, for [`interrupted`].
-static NOTED: Mutex<Vec<Weak<Mutex<Known>>>> = Mutex::new(Vec::new());
+static NOTED: Mutex<Vec<Weak<Mutex<RecordState>>>> = Mutex::new(Vec::new());
 
 /// Names of untrusted parts. A key is `DEVICE | TEST`, where `DEVICE` includes the driver and the version of
 /// Kiln, and `TEST` is all that the result depends on besides; or `DEVICE | crashes`.
@@ -36,11 +36,11 @@ type Verdicts = BTreeMap<String, BTreeSet<String>>;
 
 /// The stored results of one device, and the state of its test. Clones share both.
 #[derive(Clone, Debug)]
-pub(super) struct Record(Arc<Mutex<Known>>);
+pub(super) struct Record(Arc<Mutex<RecordState>>);
 
 /// Contents of a [`Record`].
 #[derive(Debug)]
-struct Known {
+struct RecordState {
     /// The device, with its driver and the version of Kiln.
     device: String,
     /// Path of the file of verdicts; `None`: nothing is stored.
@@ -76,7 +76,7 @@ impl Record {
                 }
             }
         });
-        let mut known = Known { device, file, note, testing: None, crashed: BTreeSet::new() };
+        let mut known = RecordState { device, file, note, testing: None, crashed: BTreeSet::new() };
         if let Some(note) = &mut known.note {
             let left = note.read(LONGEST_NOTE).unwrap_or_default();
             if let Some((device, kernel)) = left.split_once('\n') {
@@ -95,7 +95,7 @@ impl Record {
         Self(known)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, RecordState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,7 +191,7 @@ fn crashes(device: &str) -> String {
     format!("{device} | crashes")
 }
 
-impl Known {
+impl RecordState {
     /// The stored verdicts. Empty if there are none or they cannot be read; they are created again.
     fn verdicts(&self) -> Verdicts {
         let read = |file: &PathBuf| serde_json::from_slice(&files::try_read(file, LONGEST).ok()??).ok();
@@ -242,7 +242,7 @@ impl Known {
 }
 
 /// Empties the note. A process that crashes does not get here, so its note stays.
-impl Drop for Known {
+impl Drop for RecordState {
     fn drop(&mut self) {
         self.clear();
     }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rotation::Rotation;
 use crate::{
-    buffer::{self, Buffer, Lives, behind, narrow},
+    buffer::{self, Buffer, Lifetime, behind, narrow},
     memory::{KvPolicy, Policy, Progress, check, tensor_tree},
 };
 
@@ -257,7 +257,7 @@ impl KvPolicy for SinkPolicy {
         let filled = at.counts.shift + at.counts.held;
         if at.counts.held == 0 || filled + n > tensors.buffer.slots() {
             let slots = self.slots_for(at, filled + n, &tensors.buffer);
-            tensors.buffer.resize(slots, filled, &new, Lives::UntilItGrows)?;
+            tensors.buffer.resize(slots, filled, &new, Lifetime::UntilItGrows)?;
         }
         tensors.buffer.write(&self.kernels, new, positions)?;
         if pushed_out > 0 {

@@ -8,7 +8,7 @@ use kiln_core::{
 
 use crate::{
     attention::{Attention, AttentionShape},
-    runtime::{choice::Path, kernel::INVARIANT_UP_TO},
+    runtime::{choice::Implementation, kernel::INVARIANT_UP_TO},
     testing::{
         case::{Case, LARGEST, Rounding},
         numbers::{Cut, Layout, Numbers, Plain, Swapped},
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) fn cases() -> Vec<Case<Attention>> {
     let case = |given: Given| {
         let is_of_gpus = given.head_dim <= 256 && given.width() == given.head_dim;
-        let lacks = move |path, _| given.new == 0 || (path != Path::Native && !is_of_gpus);
+        let lacks = move |path, _| given.new == 0 || (path != Implementation::Native && !is_of_gpus);
         // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and
         // they sum to 1. The scores there are exponents of 2, which adds two roundings; those of the weights
         // are up to 14, which adds 28.

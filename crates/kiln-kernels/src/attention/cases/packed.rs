@@ -9,7 +9,7 @@ use kiln_core::{
 
 use crate::{
     attention::{AttentionShape, packed::AttentionPacked},
-    runtime::{choice::Path, kernel::INVARIANT_UP_TO},
+    runtime::{choice::Implementation, kernel::INVARIANT_UP_TO},
     testing::{
         case::{Case, LARGEST, Rounding},
         numbers::{Numbers, Plain},
@@ -19,7 +19,7 @@ use crate::{
 pub(crate) fn cases() -> Vec<Case<AttentionPacked>> {
     let case = |given: Given| {
         let tolerance = move |want, rounding| given.tolerance(want, rounding);
-        let lacks = move |path, _| path != Path::Native && given.width() != given.head_dim;
+        let lacks = move |path, _| path != Implementation::Native && given.width() != given.head_dim;
         Case::new(given, move |numbers| given.inputs(numbers)).without(lacks).within(tolerance)
     };
     all().into_iter().map(case).collect()

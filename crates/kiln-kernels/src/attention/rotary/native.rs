@@ -6,7 +6,7 @@ use burn::{
 };
 
 use super::Rotary;
-use crate::runtime::native::{Rows, Storage, by_storage, computed, primitive};
+use crate::runtime::native::{Storage, VectorKernel, by_storage, computed, primitive};
 
 /// Rotates `x`.
 ///
@@ -57,7 +57,7 @@ struct Rotated<'a, E> {
     dims: [usize; 4],
 }
 
-impl<E: Storage> Rows<E> for Rotated<'_, E> {
+impl<E: Storage> VectorKernel<E> for Rotated<'_, E> {
     #[inline(always)]
     fn compute(&self, at: usize, vector: &mut [f32]) {
         let Self { x, strides, cos, sin, tables, pairs, dims: [_, heads, tokens, head_dim] } = *self;

@@ -25,7 +25,7 @@ use kiln_weights::Format;
 use crate::{
     experts::route::MOST_EXPERTS,
     linear::{around::Sharing, matrix::StackBlock, packed::takes_packed},
-    runtime::choice::Path,
+    runtime::choice::Implementation,
 };
 use crate::{
     linear::{
@@ -139,7 +139,7 @@ impl ExpertLinear {
     fn is_for_gpus(&self) -> bool {
         let is_read = |block: &StackBlock| match &block.matrix {
             Matrix::Dense(_) => true,
-            Matrix::Packed(packed) => takes_packed(Path::Wgsl, packed.layout),
+            Matrix::Packed(packed) => takes_packed(Implementation::Wgsl, packed.layout),
         };
         let are_read = self.weight.blocks().iter().all(is_read);
         are_read && self.is_of_one_type() && self.weight.shape()[0] <= MOST_EXPERTS
@@ -245,6 +245,8 @@ impl PackedLayout {
     /// `rows` must be a multiple of 16.
     pub fn for_stack(kernels: &Kernels, format: Format, dtype: DType, rows: usize) -> Option<Self> {
         let layout = Self::for_matrix(kernels, format, dtype)?;
-        (kernels.path_of::<ExpertLinear>() == kernels.path() && layout.is_for_stacks(rows)).then_some(layout)
+        (kernels.implementation_of::<ExpertLinear>() == kernels.implementation()
+            && layout.is_for_stacks(rows))
+        .then_some(layout)
     }
 }

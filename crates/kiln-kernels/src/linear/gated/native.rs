@@ -8,7 +8,7 @@ use burn::{
 use super::Gated;
 use crate::{
     linear::activation::{Activation, activate},
-    runtime::native::{Rows, Storage, Vectors, by_storage, computed, primitive},
+    runtime::native::{Storage, VectorKernel, Vectors, by_storage, computed, primitive},
 };
 
 /// Computes the gated activation.
@@ -42,7 +42,7 @@ struct Gates<'a> {
     width: usize,
 }
 
-impl<E: Storage> Rows<E> for Gates<'_> {
+impl<E: Storage> VectorKernel<E> for Gates<'_> {
     #[inline(always)]
     fn compute(&self, vector: usize, numbers: &mut [f32]) {
         let Self { gate, up, activation, tokens, width } = *self;

@@ -6,7 +6,9 @@ use burn::{
 };
 
 use super::{NormOrder, RmsNorm};
-use crate::runtime::native::{Rows, Storage, Vectors, by_storage, computed, primitive, sum_of_squares};
+use crate::runtime::native::{
+    Storage, VectorKernel, Vectors, by_storage, computed, primitive, sum_of_squares,
+};
 
 /// Computes the norm.
 ///
@@ -40,7 +42,7 @@ struct Normed<'a> {
     tokens: usize,
 }
 
-impl<E: Storage> Rows<E> for Normed<'_> {
+impl<E: Storage> VectorKernel<E> for Normed<'_> {
     #[inline(always)]
     fn compute(&self, vector: usize, normed: &mut [f32]) {
         let Self { x, weight, eps, order, tokens } = *self;

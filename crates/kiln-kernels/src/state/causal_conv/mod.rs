@@ -275,7 +275,7 @@ impl Given {
         let case = Case::new(self, move |numbers| self.inputs(numbers));
         let width = self.width;
         let case = case.without(move |path, _| {
-            path == crate::runtime::choice::Path::Wgsl && ![2, 3, 4, 8].contains(&width)
+            path == crate::runtime::choice::Implementation::Wgsl && ![2, 3, 4, 8].contains(&width)
         });
         case.within(move |want, Rounding { single, ulp, .. }| {
             single * (1.1 * terms + 8.0) * terms * LARGEST * LARGEST + want.abs() * ulp

@@ -271,7 +271,8 @@ impl Given {
         let Self { states, times, .. } = self;
         let case = Case::new(self, move |numbers| self.inputs(numbers));
         let case = case.without(move |path, _| {
-            [crate::runtime::choice::Path::Wgsl, crate::runtime::choice::Path::Cube].contains(&path)
+            [crate::runtime::choice::Implementation::Wgsl, crate::runtime::choice::Implementation::Cube]
+                .contains(&path)
                 && states > 64
         });
         // A step keeps exp(-0.2 Δ) of a state or less, and adds Δ times two numbers. With Δ = 2 times at

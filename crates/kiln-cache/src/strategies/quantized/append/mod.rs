@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use self::blocks::{copy_blocks, refined_scales};
 use super::{QuantizedSettings, rotation};
 use crate::{
-    buffer::{Buffer, Lives, behind, narrow},
+    buffer::{Buffer, Lifetime, behind, narrow},
     memory::{EncoderPolicy, KvPolicy, Policy, Progress, check, tensor_tree},
     quantizers::Grouping,
 };
@@ -260,12 +260,12 @@ impl AppendPolicy {
     fn grow_recent(&self, at: &At, recent: &mut Buffer, new: &Kv) -> Result<()> {
         let (have, room) = (recent.slots(), self.room(at));
         if have == room {
-            return recent.resize(room, at.seq_len, new, Lives::AsLongAsTheSequence);
+            return recent.resize(room, at.seq_len, new, Lifetime::AsLongAsTheSequence);
         }
         let first = at.counts.oldest.max(at.seq_len.saturating_sub(room));
         let kept = if have == 0 { 0 } else { at.seq_len - first };
         let old = recent.gather(KvSpan { start: first, len: kept })?;
-        recent.resize(room, 0, new, Lives::AsLongAsTheSequence)?;
+        recent.resize(room, 0, new, Lifetime::AsLongAsTheSequence)?;
         match old {
             Some(old) => recent.write_from(&self.kernels, old, first),
             None => Ok(()),
