@@ -50,7 +50,7 @@ pub(crate) fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)>
     })
 }
 
-/// Returns the [`plans`] on the first device of a test, and on others one plan of each strategy, to save time.
+/// Returns the [`plans`] on the first device of a test, and on others one of each strategy, to save time.
 pub(crate) fn plans_on(place: usize, model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     let mut known = Vec::new();
     plans(model).filter(move |(text, ..)| {

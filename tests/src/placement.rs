@@ -1,5 +1,5 @@
-//! Models whose blocks are on several stages: on one device they compute the bits of a model on one stage, and
-//! on devices of two kinds the same numbers within rounding.
+//! Models whose blocks are on several stages: on one device they compute the bits of a model on one stage,
+//! and on devices of two kinds the same numbers within rounding.
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{

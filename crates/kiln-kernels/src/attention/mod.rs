@@ -70,8 +70,8 @@ pub struct Attention {
     /// Keys `[batch, kv_heads, slots, head_dim]` and values `[batch, kv_heads, slots, width]`, cast to the
     /// type of `q`; query head `h` sees key head `h / (heads / kv_heads)`. One buffer, or up to 256 that
     /// continue each other: each holds the positions from its origin to the origin of the next, in slots from
-    /// 0 on, and may have further slots that do not count. Nothing is copied. Rows may share a single buffer
-    /// ([`DenseKv::shared`]): the slots of each row follow its base, and each buffer is the same for all rows.
+    /// 0 on, and may have further slots that do not count. Nothing is copied. Rows may share one buffer
+    /// ([`DenseKv::shared`]): the slots of each row follow its base, and each buffer is that of all rows.
     pub chain: Vec<DenseKv>,
     /// Positions of `batch` rows.
     pub positions: Positions,

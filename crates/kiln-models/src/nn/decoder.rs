@@ -169,7 +169,7 @@ impl DecoderConfig {
         self.blocks.iter().filter_map(BlockConfig::attention_config)
     }
 
-    /// The same, to be changed.
+    /// Settings of all attention blocks, to be changed
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
