@@ -1,5 +1,5 @@
 // keys[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and the same for
-// values. One invocation per number of both, or of the larger of the two. Rows that share a buffer have a
+// values. One invocation per number: those of keys, then those of values. Rows that share a buffer have a
 // stride of 0.
 
 alias elem = f32;
@@ -33,20 +33,6 @@ struct Info {
 
 const LANES = 256u;
 
-// Row, head, token and channel of a number.
-fn place_of(number: u32, heads: u32, width: u32) -> vec4<u32> {
-    let vector = number / width;
-    let head = vector / info.tokens;
-    return vec4(head / heads, head % heads, vector % info.tokens, number % width);
-}
-
-// The same with the slot of the token.
-fn target_of(place: vec4<u32>) -> vec4<u32> {
-    let capacity = i32(info.capacity);
-    let slot = ((positions[place.x] - info.origin + i32(place.z)) % capacity + capacity) % capacity;
-    return vec4(place.xy, u32(positions[2u * info.batch + place.x] + slot), place.w);
-}
-
 @compute @workgroup_size(LANES)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -54,18 +40,25 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let invocation = (group.x + group.y * groups.x) * LANES + lane;
-    let alike = info.key_heads == info.value_heads && info.key_width == info.value_width;
-    if invocation < info.key_numbers {
-        let place = place_of(invocation, info.key_heads, info.key_width);
-        let to = target_of(place);
-        keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];
-        if alike {
-            values[dot(to, info.value_strides)] = new_values[dot(place, info.new_value_strides)];
-        }
+    if invocation >= info.key_numbers + info.value_numbers {
+        return;
     }
-    if !alike && invocation < info.value_numbers {
-        let place = place_of(invocation, info.value_heads, info.value_width);
-        let to = target_of(place);
+    let is_key = invocation < info.key_numbers;
+    let number = select(invocation - info.key_numbers, invocation, is_key);
+    let heads = select(info.value_heads, info.key_heads, is_key);
+    let width = select(info.value_width, info.key_width, is_key);
+    let i = number % width;
+    let token = number / width % info.tokens;
+    let head = number / width / info.tokens % heads;
+    let batch = number / width / info.tokens / heads;
+
+    let capacity = i32(info.capacity);
+    let slot = ((positions[batch] - info.origin + i32(token)) % capacity + capacity) % capacity;
+    let to = vec4(batch, head, u32(positions[2u * info.batch + batch] + slot), i);
+    let place = vec4(batch, head, token, i);
+    if is_key {
+        keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];
+    } else {
         values[dot(to, info.value_strides)] = new_values[dot(place, info.new_value_strides)];
     }
 }

@@ -128,7 +128,7 @@ impl Kernel for KvAppend {
             origin: origin as i32,
         };
         let tensors = [&keys, &values, &new_keys, &new_values, &positions];
-        let workgroups = key_numbers.max(value_numbers).div_ceil(LANES);
+        let workgroups = (key_numbers + value_numbers).div_ceil(LANES);
         Launch::new(&SHADER, keys.dtype, &keys.client).run(workgroups, tensors, info);
         Ok([keys, values].map(Tensor::from_primitive::<Cube>))
     }
