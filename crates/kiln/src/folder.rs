@@ -228,7 +228,7 @@ pub(crate) fn json(checkpoint: &Checkpoint, file: &str) -> Result<Value> {
 }
 
 fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
-    Error::File { path: checkpoint.implementation_of(file), why }
+    Error::File { path: checkpoint.path_of(file), why }
 }
 
 /// Reads `generation_config.json`, and nothing else if it exists, as in Transformers. Models older than this
@@ -236,11 +236,10 @@ fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
 pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     const FILE: &str = "generation_config.json";
     match checkpoint.text(FILE)? {
-        Some(text) => GenerationConfig::from_text(&checkpoint.implementation_of(FILE), &text),
-        None => GenerationConfig::from_model_config(
-            &checkpoint.implementation_of("config.json"),
-            checkpoint.config.json(),
-        ),
+        Some(text) => GenerationConfig::from_text(&checkpoint.path_of(FILE), &text),
+        None => {
+            GenerationConfig::from_model_config(&checkpoint.path_of("config.json"), checkpoint.config.json())
+        }
     }
 }
 

@@ -193,6 +193,6 @@ impl Checkpoint {
             left.len(),
             self.config_name()
         );
-        Err(Error::File { path: self.implementation_of("config.json"), why })
+        Err(Error::File { path: self.path_of("config.json"), why })
     }
 }

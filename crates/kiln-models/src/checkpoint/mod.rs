@@ -201,7 +201,7 @@ impl Checkpoint {
     }
 
     /// Path of a small file of the folder, for messages.
-    pub fn implementation_of(&self, file: &str) -> PathBuf {
+    pub fn path_of(&self, file: &str) -> PathBuf {
         match &self.files {
             Files::Safetensors(_) => self.source.path(file),
             Files::Gguf { .. } => self.folder.clone(),

@@ -39,12 +39,12 @@ const MOST_ADDED: usize = 500;
 pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
     let vocab = configure(&checkpoint.config)?.sizes().vocab;
     let mut metadata = Metadata::from_iter([("general.name", Value::String(name(checkpoint)?))]);
-    let wrong = |why: String| Error::File { path: checkpoint.implementation_of(TOKENIZER), why };
+    let wrong = |why: String| Error::File { path: checkpoint.path_of(TOKENIZER), why };
     let config = tokenizer_config(checkpoint)?;
     let Some(mut tokenizer) = tokenizer_json(checkpoint, &config)? else {
         const PIECES: &str = "tokenizer.model";
         if checkpoint.names("").iter().any(|name| name == PIECES) {
-            let path = checkpoint.implementation_of(PIECES);
+            let path = checkpoint.path_of(PIECES);
             let why = format!(
                 "is not read; make a {TOKENIZER} of it with Transformers (`AutoTokenizer`, `save_pretrained`)"
             );
@@ -55,7 +55,7 @@ pub(super) fn metadata(checkpoint: &Checkpoint) -> Result<Metadata> {
         return Ok(metadata);
     };
     if config.splits_special_tokens() {
-        let path = checkpoint.implementation_of("tokenizer_config.json");
+        let path = checkpoint.path_of("tokenizer_config.json");
         let why = "has `split_special_tokens`, which a GGUF file cannot say".to_owned();
         return Err(Error::File { path, why });
     }

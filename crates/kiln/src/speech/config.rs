@@ -37,8 +37,7 @@ impl SpeechConfig {
     /// [`Error::File`] for a field of the wrong type.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self> {
         const FILE: &str = "generation_config.json";
-        let wrong =
-            |e| Error::File { path: checkpoint.implementation_of(FILE), why: format!("cannot be used: {e}") };
+        let wrong = |e| Error::File { path: checkpoint.path_of(FILE), why: format!("cannot be used: {e}") };
         let speech: Self = match checkpoint.text(FILE)? {
             Some(text) => serde_json::from_str(&text).map_err(wrong)?,
             None => Self::default(),

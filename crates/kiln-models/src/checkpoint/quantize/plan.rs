@@ -56,7 +56,7 @@ impl Plan {
 
     fn of_folder(checkpoint: &Checkpoint, heads: Heads) -> Result<Self> {
         let of_config = |e: kiln_weights::Error| Error::File {
-            path: checkpoint.implementation_of("config.json"),
+            path: checkpoint.path_of("config.json"),
             why: e.to_string(),
         };
         let model_type = checkpoint.config.model_type()?;
