@@ -47,10 +47,12 @@ fn main(
     let number = select(invocation - info.key_numbers, invocation, is_key);
     let heads = select(info.value_heads, info.key_heads, is_key);
     let width = select(info.value_width, info.key_width, is_key);
-    let i = number % width;
-    let token = number / width % info.tokens;
-    let head = number / width / info.tokens % heads;
-    let batch = number / width / info.tokens / heads;
+    let vector = number / width;
+    let sequence = vector / info.tokens;
+    let batch = sequence / heads;
+    let i = number - vector * width;
+    let token = vector - sequence * info.tokens;
+    let head = sequence - batch * heads;
 
     let capacity = i32(info.capacity);
     let slot = ((positions[batch] - info.origin + i32(token)) % capacity + capacity) % capacity;

@@ -1,6 +1,6 @@
 // Copies the latest keys and values of a row's parent, another row of the same prompt, to the row in place.
-// The workgroups of a head divide its slots among them, for all rows of a prompt. They load a piece of all
-// rows into workgroup memory before they write any of it.
+// The workgroups of a head of keys or values divide its slots among them, for all rows of a prompt. They load
+// a piece of all rows into workgroup memory before they write any of it.
 
 alias elem = f32;
 
@@ -11,8 +11,6 @@ struct Info {
     prompts: u32,
     // Number of rows per prompt.
     width: u32,
-    // Heads of keys or of values, whichever are more.
-    heads: u32,
     capacity: u32,
     key_heads: u32,
     key_width: u32,
@@ -36,8 +34,7 @@ struct Info {
 const LANES = 256u;
 const HELD = 3840u;
 
-var<workgroup> held_keys: array<elem, HELD / 2u>;
-var<workgroup> held_values: array<elem, HELD / 2u>;
+var<workgroup> held: array<elem, HELD>;
 var<workgroup> shared_tokens: u32;
 
 // Number of tokens to copy; 0 if every row is its own parent.
@@ -50,13 +47,6 @@ fn tokens(first: u32) -> u32 {
     return 0u;
 }
 
-// Row, head, slot and channel of a number, counted from the latest token back.
-fn place_of(row: u32, head: u32, newest: i32, element: u32, width: u32) -> vec4<u32> {
-    let capacity = i32(info.capacity);
-    let slot = ((newest - i32(element / width)) % capacity + capacity) % capacity;
-    return vec4(row, head, u32(slot), element % width);
-}
-
 @compute @workgroup_size(LANES)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -65,37 +55,35 @@ fn main(
 ) {
     let id = group.x + group.y * groups.x;
     let part = id % info.parts;
-    let head = id / info.parts % info.heads;
-    let prompt = id / info.parts / info.heads;
+    // Heads of keys, then heads of values.
+    let heads = info.key_heads + info.value_heads;
+    let number = id / info.parts % heads;
+    let prompt = id / info.parts / heads;
     if prompt >= info.prompts {
         return;
     }
+    let is_key = number < info.key_heads;
+    let head = select(number - info.key_heads, number, is_key);
+    let dim = select(info.value_width, info.key_width, is_key);
+    let strides = select(info.value_strides, info.key_strides, is_key);
     let first = prompt * info.width;
     if lane == 0u {
         shared_tokens = tokens(first);
     }
-    let moved = workgroupUniformLoad(&shared_tokens);
-    let alike = info.key_heads == info.value_heads && info.key_width == info.value_width;
-    let key_numbers = select(0u, moved * info.key_width, head < info.key_heads);
-    let value_numbers = select(0u, moved * info.value_width, head < info.value_heads);
-    let count = moved * max(info.key_width, info.value_width);
-    let piece = HELD / 2u / info.width;
+    let count = workgroupUniformLoad(&shared_tokens) * dim;
+    let piece = HELD / info.width;
+    let capacity = i32(info.capacity);
     let newest = positions[first] - info.origin;
     for (var begin = part * piece; begin < count; begin += info.parts * piece) {
         let len = min(piece, count - begin);
         for (var i = lane; i < info.width * len; i += LANES) {
             let element = begin + i % len;
-            let row = first + i / len;
-            if element < key_numbers {
-                let source = place_of(row, head, newest, element, info.key_width);
-                held_keys[i] = keys[dot(source, info.key_strides)];
-                if alike {
-                    held_values[i] = values[dot(source, info.value_strides)];
-                }
-            }
-            if !alike && element < value_numbers {
-                let source = place_of(row, head, newest, element, info.value_width);
-                held_values[i] = values[dot(source, info.value_strides)];
+            let slot = ((newest - i32(element / dim)) % capacity + capacity) % capacity;
+            let source = dot(vec4(first + i / len, head, u32(slot), element % dim), strides);
+            if is_key {
+                held[i] = keys[source];
+            } else {
+                held[i] = values[source];
             }
         }
         workgroupBarrier();
@@ -104,17 +92,13 @@ fn main(
             let parent = u32(parents[first + row]);
             if parent != row {
                 let element = begin + i % len;
-                let held = parent * len + i % len;
-                if element < key_numbers {
-                    let to = place_of(first + row, head, newest, element, info.key_width);
-                    keys[dot(to, info.key_strides)] = held_keys[held];
-                    if alike {
-                        values[dot(to, info.value_strides)] = held_values[held];
-                    }
-                }
-                if !alike && element < value_numbers {
-                    let to = place_of(first + row, head, newest, element, info.value_width);
-                    values[dot(to, info.value_strides)] = held_values[held];
+                let slot = ((newest - i32(element / dim)) % capacity + capacity) % capacity;
+                let to = dot(vec4(first + row, head, u32(slot), element % dim), strides);
+                let moved = held[parent * len + i % len];
+                if is_key {
+                    keys[to] = moved;
+                } else {
+                    values[to] = moved;
                 }
             }
         }

@@ -105,7 +105,7 @@ impl Kernel for KvReorder {
         let Self { buffers, parents, width, positions, latest, origin } = self;
         let [[batch, key_heads, capacity, key_width], [_, value_heads, _, value_width]] =
             buffers.each_ref().map(Tensor::dims);
-        let heads = key_heads.max(value_heads);
+        let heads = key_heads + value_heads;
         let parts = enough(&buffers[0].device(), PARTS);
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [parents, positions, latest] =
@@ -115,7 +115,6 @@ impl Kernel for KvReorder {
             value_strides: strides(&values),
             prompts: (batch / width) as u32,
             width: width as u32,
-            heads: heads as u32,
             capacity: capacity as u32,
             key_heads: key_heads as u32,
             key_width: key_width as u32,
