@@ -1,7 +1,7 @@
 //! Selection of the blocks whose layers are kept in host memory (transformers' `OffloadedCache` and
 //! `OffloadedStaticCache`). [`Memory`](crate::Memory) moves their tensors.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::Range, str::FromStr};
 
 use kiln_core::{
     Error, Result,
@@ -72,14 +72,17 @@ pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
     cache.layers_mut().filter(|(block, _)| *block < count).try_for_each(|(_, layer)| layer.offload())
 }
 
-/// Moves the layers of the first block that is on the device to host memory. Returns false if there is no
-/// such block.
+/// Moves the layers of the first of these blocks that is on its device to host memory. Returns false if there
+/// is no such block.
 ///
 /// # Errors
 /// The errors of [`offload`].
-pub fn offload_one(cache: &mut ModelCache) -> Result<bool> {
+pub fn offload_one(cache: &mut ModelCache, blocks: &Range<usize>) -> Result<bool> {
     let here = |layer: &LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
-    let Some(first) = cache.layers_mut().find_map(|(block, layer)| here(layer).then_some(block)) else {
+    let mut layers = cache.layers_mut().filter(|(block, _)| blocks.contains(block));
+    let first = layers.find_map(|(block, layer)| here(layer).then_some(block));
+    drop(layers);
+    let Some(first) = first else {
         return Ok(false);
     };
     cache.layers_mut().filter(|(block, _)| *block == first).try_for_each(|(_, layer)| layer.offload())?;

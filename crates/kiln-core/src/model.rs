@@ -29,7 +29,7 @@ pub enum Logits<'a> {
     Hidden,
     /// The attention of each token over the positions of the encoder instead of logits, for the given
     /// `(layer, head)` pairs: `[rows · heads, tokens, positions]` in float32, with the heads of a row next to
-    /// each other, ordered by layer.
+    /// each other, ordered by layer. Rows have equally many tokens.
     Alignment(&'a [(usize, usize)]),
 }
 

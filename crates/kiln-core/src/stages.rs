@@ -100,6 +100,14 @@ impl<T> Stages<T> {
     }
 }
 
+impl<T: PartialEq> Stages<T> {
+    /// Whether no stage before that of `block` has an equal value.
+    pub fn is_first(&self, block: usize) -> bool {
+        let own = self.at(block);
+        self.list[..own].iter().all(|(_, value)| *value != self.list[own].1)
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "these are tests")]
 mod tests {
@@ -115,6 +123,8 @@ mod tests {
         assert_eq!((*stages.first(), *stages.last(), stages.count()), ('a', 'c', 3));
         let ranges: Vec<_> = stages.blocks(2).map(|(blocks, _)| blocks.len()).collect();
         assert_eq!(ranges, [2, 0, 0], "stages beyond the last block are empty");
+        let again = Stages::from('a').then(2, 'b').unwrap().then(3, 'a').unwrap();
+        assert_eq!([0, 2, 3].map(|block| again.is_first(block)), [true, true, false]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) struct Feeder<'a> {
     pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Input of an encoder whenever the cache is empty.
     pub(crate) features: Option<Tensor<3>>,
-    /// An empty cache of the same strategies, while the cache holds tokens that others may lose.
+    /// An empty cache of the same strategies, for when the cache is given away.
     spare: Option<ModelCache>,
     /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
@@ -132,7 +132,7 @@ impl<'a> Feeder<'a> {
     }
 
     /// Keeps an empty cache of the same strategies, to begin again with if the cache that is given away is
-    /// lost. Does nothing if the cache holds tokens: they could not be fed again.
+    /// lost. There is none if the cache holds tokens, which could not be fed again.
     pub(crate) fn prepare_to_give(&mut self) {
         let is_empty = self.cache.rows().is_none() && !self.cache.is_conditioned();
         self.spare = is_empty.then(|| self.cache.snapshot());

@@ -166,7 +166,7 @@ impl<'a> Generation<'a> {
     }
 
     /// Names of the settings that the device has no kernel for, because of which the scores of each step are
-    /// read back. Empty if the device chooses the tokens, and on the CPU.
+    /// read back. Empty if the device chooses the tokens, on the CPU, and with blocks on several devices.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.implementation().is_on_gpu()) {

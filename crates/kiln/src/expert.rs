@@ -120,7 +120,9 @@ pub mod memory {
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
             Positions, Reorders, Rings, RowPosition, StateLayer, StepShape, Usage,
         },
-        model_cache::{BlockKeys, CacheState, LayerCache, Pass, RowPart, SharedPart, SharedRows},
+        model_cache::{
+            BlockKeys, BlockMemory, CacheState, LayerCache, Pass, RowPart, SharedPart, SharedRows,
+        },
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed, Stream},
         packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Dirty, Slot},

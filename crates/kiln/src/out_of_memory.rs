@@ -96,14 +96,25 @@ impl OomPolicy for OffloadLayers {
         let over_budget = cache.make_room(step, working).is_err();
         // If the host has no room either, nothing can be done. The system is asked if all layers move, or if
         // they are in host memory already.
-        let moves_all = !over_budget
-            || cache.budgets().is_some_and(|budgets| budgets.iter().any(Budget::is_of_this_process));
+        let short = cache.stage_without_room(step, working);
+        let is_of_this_process = |budgets: Stages<Budget>| match &short {
+            Some(blocks) => budgets.of(blocks.start).is_of_this_process(),
+            None => budgets.iter().any(Budget::is_of_this_process),
+        };
+        let moves_all = !over_budget || cache.budgets().is_some_and(is_of_this_process);
         if moves_all && !system_has(before as u64) {
             return Ok(false);
         }
         match over_budget {
             // The budget knows how much is missing, so as few layers as necessary move.
-            true => while cache.make_room(step, working).is_err() && offload_one(cache)? {},
+            true => {
+                while cache.make_room(step, working).is_err() {
+                    let short = cache.stage_without_room(step, working).unwrap_or(0..cache.blocks());
+                    if !offload_one(cache, &short)? {
+                        break;
+                    }
+                }
+            }
             // The device ran out of memory, and the missing amount is unknown.
             false => offload(cache, Offload::All)?,
         }
@@ -238,7 +249,10 @@ pub(crate) fn check(
         let needed: u64 = budgets
             .blocks(cache.blocks())
             .filter(|(_, of_stage)| *of_stage == budget)
-            .map(|(blocks, _)| takes(cache, blocks, tokens, step, working, on_oom))
+            .map(|(blocks, _)| {
+                let working = if budgets.is_first(blocks.start) { working } else { 0 };
+                takes(cache, blocks, tokens, step, working, on_oom)
+            })
             .fold(0, u64::saturating_add);
         let available = budget.available()?;
         (needed > available).then_some((needed, available))
@@ -311,12 +325,15 @@ pub(crate) fn claim_weights(
 ) -> Result<Stages<Claim>> {
     let step = StepShape { rows: 1, tokens: 0, element, last: false };
     let tokens = tokens.max(1);
-    let mut blocks = weights.blocks(cache.blocks()).map(|(blocks, _)| blocks);
-    let claims = weights.try_map(|(budget, weights)| {
-        let (weights, blocks) = (*weights, blocks.next().unwrap_or_default());
-        budget.claim("the model's weights", weights).map_err(|error| {
-            let beside = takes(&cache, blocks, tokens, &step, working, OnOutOfMemory::Offload);
-            let needed = weights.saturating_add(beside);
+    let claims = weights.try_map(|(budget, bytes)| {
+        budget.claim("the model's weights", *bytes).map_err(|error| {
+            // Stages on one device share a budget.
+            let stages = weights.blocks(cache.blocks()).filter(|(_, (other, _))| other == budget);
+            let needed = stages.enumerate().map(|(i, (blocks, (_, bytes)))| {
+                let working = if i == 0 { working } else { 0 };
+                bytes.saturating_add(takes(&cache, blocks, tokens, &step, working, OnOutOfMemory::Offload))
+            });
+            let needed: u64 = needed.fold(0, u64::saturating_add);
             let limit = budget.limit().unwrap_or(u64::MAX);
             let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
                 .then(|| "load them as f16 (`dtype`)".to_owned());

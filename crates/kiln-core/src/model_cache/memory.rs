@@ -44,7 +44,7 @@ impl BlockMemory<'_> {
     /// grow.
     pub fn bytes_growing(&self, step: &StepShape) -> usize {
         let largest = self.footprints(step).iter().map(|part| part.bytes.largest).max().unwrap_or(0);
-        // Keys and values of half the length, which together are at most as large as either is now.
+        // Keys and values of half the length, which together are at most as large as the larger is now.
         if self.cache.is_static() { 0 } else { largest }
     }
 
@@ -95,9 +95,12 @@ impl ModelCache {
 
     pub(super) fn claim_for(&mut self, parts: &[PartFootprint], working: usize) -> Result<()> {
         self.check_largest(parts)?;
+        let budgets = self.budgets();
         self.claim_bytes(|_, blocks| {
             let own: Vec<_> = parts.iter().filter(|part| blocks.contains(&part.block)).copied().collect();
-            at_most(&own).saturating_add(working)
+            // Stages on one device share a budget, and compute one after another.
+            let is_first = budgets.as_ref().is_none_or(|budgets| budgets.is_first(blocks.start));
+            at_most(&own).saturating_add(if is_first { working } else { 0 })
         })
     }
 
@@ -105,10 +108,12 @@ impl ModelCache {
     /// own.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; then no claim was changed.
+    /// [`Error::OutOfMemory`]; then no claim has grown.
     fn claim_bytes(&mut self, bytes: impl Fn(&Self, &Range<usize>) -> usize) -> Result<()> {
         let Some(mut claims) = self.claims.take() else { return Ok(()) };
-        let (before, wanted) = (claims.map(Claim::bytes), self.without_apart(&claims, bytes));
+        let wanted = self.without_apart(&claims, bytes);
+        // Claims of snapshots that are gone have returned to these.
+        let before = claims.map(Claim::bytes);
         let claimed = claims.iter_mut().zip(wanted).try_for_each(|(claim, bytes)| claim.resize(bytes));
         if claimed.is_err() {
             for (claim, bytes) in claims.iter_mut().zip(before.iter()) {
@@ -139,12 +144,17 @@ impl ModelCache {
 
     /// Claims the memory that is held now.
     fn claim_held(&mut self) -> Result<()> {
-        self.claim_bytes(|cache, blocks| cache.memory_of(blocks.clone()).device_bytes())
+        self.claim_bytes(held)
     }
 
     /// Claims memory that layers were given, as far as there is room: the rest is claimed when they are fed.
     pub(super) fn claim_given(&mut self) {
-        _ = self.claim_held();
+        let Some(mut claims) = self.claims.take() else { return };
+        let held = self.without_apart(&claims, held);
+        for (claim, held) in claims.iter_mut().zip(held) {
+            _ = claim.resize(held);
+        }
+        self.claims = Some(claims);
     }
 
     /// Creates claims in the same budgets, for a cache that shares tensors with this one; further memory is
@@ -162,6 +172,18 @@ impl ModelCache {
         self.claims.as_ref().map_or(Ok(()), |claims| claims.of(block).allocates())
     }
 
+    /// Returns the blocks of a stage whose device lacks memory to feed `step`; `None` if all have room.
+    pub fn stage_without_room(&self, step: &StepShape, working: usize) -> Option<Range<usize>> {
+        let (claims, budgets) = (self.claims.as_ref()?, self.budgets()?);
+        let is_short = |(blocks, claim): &(Range<usize>, &Claim)| {
+            let working = if budgets.is_first(blocks.start) { working } else { 0 };
+            let needed = self.memory_of(blocks.clone()).bytes_for(step).saturating_add(working) as u64;
+            let left = claim.budget().available();
+            left.is_some_and(|left| needed > left.saturating_add(claim.bytes()))
+        };
+        claims.blocks(self.blocks()).find(is_short).map(|(blocks, _)| blocks)
+    }
+
     /// Returns the budgets that the cache is counted in, one for each stage.
     pub fn budgets(&self) -> Option<Stages<Budget>> {
         self.claims.as_ref().map(|claims| claims.map(|claim| claim.budget().clone()))
@@ -170,8 +192,7 @@ impl ModelCache {
     /// Claims the memory that is held now: to be called when layers hold less than before.
     pub fn recount(&mut self) {
         let Some(mut claims) = self.claims.take() else { return };
-        let held =
-            self.without_apart(&claims, |cache, blocks| cache.memory_of(blocks.clone()).device_bytes());
+        let held = self.without_apart(&claims, held);
         for (claim, held) in claims.iter_mut().zip(held).filter(|(claim, held)| claim.bytes() > *held) {
             // A smaller claim is never refused.
             _ = claim.resize(held);
@@ -264,6 +285,11 @@ impl ModelCache {
     pub fn moved(&self) -> Moved {
         self.parts().map(|part| part.usage().moved).sum()
     }
+}
+
+/// Number of bytes that the layers of `blocks` hold on their device now.
+fn held(cache: &ModelCache, blocks: &Range<usize>) -> usize {
+    cache.memory_of(blocks.clone()).device_bytes()
 }
 
 /// Largest number of bytes that adjacent parts hold on one device while they are used one after another.

@@ -28,8 +28,8 @@ pub struct Loader<'a> {
     uploader: Uploader,
     use_as: Use,
     resident_experts: Option<usize>,
-    /// Name and first row of each piece that was loaded
-    loaded: BTreeSet<(String, usize)>,
+    /// Names of the tensors that were loaded
+    loaded: BTreeSet<String>,
     parameters: u64,
 }
 
@@ -76,12 +76,12 @@ impl<'a> Loader<'a> {
         self.targets.of(self.block)
     }
 
-    /// Counts the elements of pieces that are loaded for the first time: a head that is also the embedding
+    /// Counts the elements of tensors that are loaded for the first time: a head that is also the embedding
     /// is loaded twice if it is on another device.
     fn count(&mut self, pieces: &[Piece<'_>]) {
         for piece in pieces {
-            if self.loaded.insert((piece.name.to_owned(), piece.first)) {
-                self.parameters += piece.elements();
+            if self.loaded.insert(piece.name.to_owned()) {
+                self.parameters += (piece.of * piece.columns) as u64;
             }
         }
     }

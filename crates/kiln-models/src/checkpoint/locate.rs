@@ -44,10 +44,6 @@ pub(super) struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    pub(super) fn elements(&self) -> u64 {
-        (self.rows * self.columns) as u64
-    }
-
     /// Offset of a row of the tensor.
     pub(super) fn row_start(&self, row: usize) -> u64 {
         self.start + self.undo.row(row, self.of) as u64 * self.row as u64

@@ -102,7 +102,7 @@ impl CrossAttention {
             }
             mixed.push(attend(queries, view, places.behind(part.rows.len(), keys), shape, kernels));
         }
-        places.align(aligned)?;
+        places.align(aligned);
         Ok(self.o_proj.forward_onto(Some(residual), places.joined_heads(mixed), kernels))
     }
 }

@@ -306,13 +306,16 @@ impl Decoder {
             Block::load(weights, &format!("{model}.layers.{number}"), block, config)
         };
         let layers: Result<_> = config.blocks.iter().enumerate().map(block).collect();
-        let is_near = placement.first().device() == placement.last().device();
+        if placement.blocks(config.blocks.len()).any(|(blocks, _)| blocks.is_empty()) {
+            let why = format!("leave one without a block; the model has {} blocks", config.blocks.len());
+            return Err(Error::Setting { name: "stages", why });
+        }
         Ok(Self {
             embed_positions: embed_positions.transpose()?,
             layers: layers?,
             norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
             lm_head: match tied {
-                true if is_near => embed_tokens.clone(),
+                true if shares_head(placement) => embed_tokens.clone(),
                 true => weights.rows(&embeddings, hidden)?,
                 false => weights.rows(&[Part::new(format!("{head}.weight"), vocab)], hidden)?,
             },
@@ -350,8 +353,8 @@ impl CausalModel for Decoder {
     fn weight_bytes(&self) -> WeightBytes {
         let blocks = self.layers.iter().map(Block::bytes).fold(WeightBytes::default(), Add::add);
         let head = self.norm.bytes() + self.lm_head.bytes();
-        let shares_head = self.config.sizes.tied && self.further_devices().is_empty();
-        let looked_up = if shares_head { 0 } else { self.embed_tokens.bytes() };
+        let is_head = self.config.sizes.tied && shares_head(&self.placement);
+        let looked_up = if is_head { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
         blocks + WeightBytes { held: head + looked_up + positions, in_host_memory: 0, multiplied: head }
     }
@@ -401,6 +404,7 @@ impl CausalModel for Decoder {
         let mut places = self.placement.map(|kernels| Places::new(batch, ropes, pass, kernels.device()));
         if let Logits::Alignment(heads) = logits {
             self.config.check_alignment(heads)?;
+            places.first().check_even()?;
             places.iter_mut().for_each(|places| places.aligned = heads);
         }
         let mut x = self.embed_tokens.select(places.first().tokens()?, kernels);
@@ -469,6 +473,11 @@ impl Decoder {
             None => logits,
         }
     }
+}
+
+/// Whether the head of a model that ties it to the embeddings is on their device.
+fn shares_head(placement: &Placement) -> bool {
+    placement.first().device() == placement.last().device()
 }
 
 /// Joins the results of several layers `[rows, heads, tokens, positions]` to

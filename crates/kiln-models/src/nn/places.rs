@@ -155,18 +155,24 @@ impl<'a> Places<'a> {
     }
 
     /// Keeps the attention of a layer to the encoder, `[rows, heads, tokens, positions]` of each frame.
-    ///
-    /// # Errors
-    /// [`Error::Execution`] for rows with different numbers of tokens.
-    pub(crate) fn align(&mut self, parts: Vec<Tensor<4>>) -> Result<()> {
-        if matches!(self.layout, Layout::Flat(_)) && !parts.is_empty() {
-            let why = "alignments are asked of rows with as many tokens each";
-            return Err(Error::Execution(why.to_owned()));
-        }
+    pub(crate) fn align(&mut self, parts: Vec<Tensor<4>>) {
         if !parts.is_empty() {
             self.alignments.push(Tensor::cat(parts, 0));
         }
-        Ok(())
+    }
+
+    /// Checks that all rows have equally many new tokens.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if they have not.
+    pub(crate) fn check_even(&self) -> Result<()> {
+        match self.layout {
+            Layout::Rectangle => Ok(()),
+            Layout::Flat(_) => {
+                let why = "alignments need rows with equally many tokens; feed the rows one after another";
+                Err(Error::Prompt { why: why.to_owned() })
+            }
+        }
     }
 
     fn frame_of(&self, rows: Range<usize>, skip: usize, first: usize) -> Frame {

@@ -224,8 +224,8 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Computes the blocks from number `first` on, and the head, on another device that is open; to be called
-    /// in the order of the blocks. Hidden states travel between devices through host memory, so steps are
-    /// not captured, and the host chooses the tokens. [`memory`](Self::memory) limits each device.
+    /// in the order of the blocks. Between different devices, hidden states travel through host memory, steps
+    /// are not captured, and the host chooses the tokens. [`memory`](Self::memory) limits each device.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -602,7 +602,8 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
-    /// The number type for all stages: that of the first one, if the others support it.
+    /// The number type for all stages: by default that of the first device, or float32 if another device does
+    /// not support it.
     fn dtype_of(&self, devices: &Stages<Opened>, configured: &dyn Configured) -> Result<DType> {
         self.check_stages(configured.needs().len())?;
         if !self.further_stages.is_empty() && self.resident_experts.is_some() {
@@ -610,8 +611,10 @@ impl<'a> ModelBuilder<'a> {
             return Err(Error::Setting { name: "offload_experts", why });
         }
         let dtype = self.dtype_on(devices.first(), configured)?;
-        devices.iter().try_for_each(|device| check_dtype(device, dtype))?;
-        Ok(dtype)
+        match devices.iter().try_for_each(|device| check_dtype(device, dtype)) {
+            Err(_) if self.dtype == DtypeChoice::Auto => Ok(DType::F32),
+            supported => supported.map(|()| dtype),
+        }
     }
 
     fn dtype_on(&self, device: &Opened, configured: &dyn Configured) -> Result<DType> {

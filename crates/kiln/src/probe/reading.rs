@@ -67,7 +67,7 @@ impl<'a> Reading<'a> {
                 start += part.len();
             }
             states.push(Tensor::cat(parts, 1));
-            DeviceState::of(model.device()).sync()?;
+            model.placement().iter().try_for_each(|kernels| DeviceState::of(kernels.device()).sync())?;
             prefill = prefill.max(fed.len() as f64 / seconds(started.elapsed()));
             on_read(fed.len());
         }
