@@ -112,13 +112,15 @@ impl ModelCache {
     fn claim_bytes(&mut self, bytes: impl Fn(&Self, &Range<usize>) -> usize) -> Result<()> {
         let Some(mut claims) = self.claims.take() else { return Ok(()) };
         let wanted = self.without_apart(&claims, bytes);
-        // Claims of snapshots that are gone have returned to these.
+        // What one stage gives up is there for another on the same device. A smaller claim is never refused.
+        for (claim, bytes) in claims.iter_mut().zip(&wanted) {
+            _ = claim.resize((*bytes).min(claim.bytes()));
+        }
         let before = claims.map(Claim::bytes);
         let claimed = claims.iter_mut().zip(wanted).try_for_each(|(claim, bytes)| claim.resize(bytes));
         if claimed.is_err() {
             for (claim, bytes) in claims.iter_mut().zip(before.iter()) {
-                // A smaller claim is never refused.
-                _ = claim.resize((*bytes).min(claim.bytes()));
+                _ = claim.resize(*bytes);
             }
         }
         self.claims = Some(claims);

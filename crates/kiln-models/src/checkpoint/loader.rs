@@ -81,7 +81,7 @@ impl<'a> Loader<'a> {
     fn count(&mut self, pieces: &[Piece<'_>]) {
         for piece in pieces {
             if self.loaded.insert(piece.name.to_owned()) {
-                self.parameters += (piece.of * piece.columns) as u64;
+                self.parameters += piece.of as u64 * piece.columns as u64;
             }
         }
     }

@@ -361,15 +361,15 @@ impl<'a> ModelBuilder<'a> {
     /// # Errors
     /// The errors of [`load`](Self::load); [`Error::DeviceLost`].
     pub fn compare(&self) -> Result<Option<ModelVerdict>> {
+        if !self.further_stages.is_empty() {
+            let why = "are compared one device at a time; load the model without further stages".to_owned();
+            return Err(Error::Setting { name: "stages", why });
+        }
         let device = self.open()?;
         let kernels = Kernels::new(self.kernels, &device.device)?;
         let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
-        if !self.further_stages.is_empty() {
-            let why = "are compared one device at a time; load the model without further stages".to_owned();
-            return Err(Error::Setting { name: "stages", why });
-        }
         if device.info.class == DeviceClass::Cpu || !cfg!(feature = "cpu") {
             return Ok(None);
         }
@@ -397,8 +397,12 @@ impl<'a> ModelBuilder<'a> {
             .try_fold(self.open()?.into(), |stages: Stages<_>, (first, device)| stages.then(first, device))
     }
 
-    /// Checks that every stage has a block.
+    /// Checks that every stage has a block, and that the other options go with several stages.
     fn check_stages(&self, blocks: usize) -> Result<()> {
+        if !self.further_stages.is_empty() && self.resident_experts.is_some() {
+            let why = "is for models on one device; leave it out, or leave out the further stages".to_owned();
+            return Err(Error::Setting { name: "offload_experts", why });
+        }
         match self.further_stages.iter().find(|(first, _)| *first >= blocks) {
             None => Ok(()),
             Some((first, _)) => {
@@ -416,6 +420,7 @@ impl<'a> ModelBuilder<'a> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded> {
         let configured = configure(&checkpoint.config)?;
+        self.check_stages(configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
         // Small files come first, so that their errors are reported before the long work.
         let generation = generation_config(&checkpoint)?;
@@ -508,6 +513,7 @@ impl<'a> ModelBuilder<'a> {
 
     fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
         let configured = configure(config)?;
+        self.check_stages(configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
         let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None))?;
         let placement = stages.map(|stage| stage.kernels.clone());
@@ -605,11 +611,6 @@ impl<'a> ModelBuilder<'a> {
     /// The number type for all stages: by default that of the first device, or float32 if another device does
     /// not support it.
     fn dtype_of(&self, devices: &Stages<Opened>, configured: &dyn Configured) -> Result<DType> {
-        self.check_stages(configured.needs().len())?;
-        if !self.further_stages.is_empty() && self.resident_experts.is_some() {
-            let why = "is for models on one device; leave it out, or leave out the further stages".to_owned();
-            return Err(Error::Setting { name: "offload_experts", why });
-        }
         let dtype = self.dtype_on(devices.first(), configured)?;
         match devices.iter().try_for_each(|device| check_dtype(device, dtype)) {
             Err(_) if self.dtype == DtypeChoice::Auto => Ok(DType::F32),
