@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__
 
 MODELS = [
     "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
-    "gemma3_text", "mamba", "falcon_mamba", "jamba", "whisper",
+    "gemma3_text", "qwen2_5_vl_text", "qwen3_vl_text", "mamba", "falcon_mamba", "jamba", "whisper",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::checkpoint::{foreign::no_model, model_files::ModelFiles};
 use crate::{
     checkpoint::{foreign::no_config, gguf::GgufFiles},
+    multimodal,
     nn::experts::COPIED_AT_ONCE,
 };
 
@@ -206,6 +207,8 @@ impl Common {
 pub struct ConfigFile {
     path: PathBuf,
     json: Value,
+    /// `model_type` of the multimodal model that this is the text model of.
+    text_of: Option<String>,
 }
 
 impl ConfigFile {
@@ -223,23 +226,40 @@ impl ConfigFile {
     #[cfg(not(target_family = "wasm"))]
     pub fn from_file(path: &Path) -> Result<Self> {
         let text = kiln_core::files::try_read(path, LARGEST_CONFIG)?.ok_or_else(|| no_model(path))?;
-        Ok(Self { path: path.to_owned(), json: renamed(parsed(path, &text)?) })
+        Ok(Self::new(path.to_owned(), parsed(path, &text)?))
     }
 
     /// Reads the `config.json` of a folder.
     pub(crate) fn from_source(source: &dyn Source) -> Result<Self> {
         const NAME: &str = "config.json";
         let json = read_json(source, NAME)?.ok_or_else(|| no_config(source))?;
-        Ok(Self { path: source.path(NAME), json: renamed(json) })
+        Ok(Self::new(source.path(NAME), json))
     }
 
     pub(crate) fn of_gguf(path: &Path, files: &GgufFiles) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), json: files.config()? })
+        Ok(Self { path: path.to_owned(), json: files.config()?, text_of: None })
     }
 
     /// Creates a config from JSON that was not read from a file.
     pub fn from_json(json: Value) -> Self {
-        Self { path: PathBuf::from("config.json"), json: renamed(json) }
+        Self::new(PathBuf::from("config.json"), json)
+    }
+
+    /// Creates the config of the text model that `json` describes.
+    fn new(path: PathBuf, json: Value) -> Self {
+        match multimodal::text_config(&json) {
+            Some(text) => {
+                let of = json.get("model_type").and_then(Value::as_str).map(str::to_owned);
+                Self { path, json: renamed(text), text_of: of }
+            }
+            None => Self { path, json: renamed(json), text_of: None },
+        }
+    }
+
+    /// Returns the `model_type` of the multimodal model that this is the text model of; `None` if the config
+    /// is one of a text model.
+    pub fn text_of(&self) -> Option<&str> {
+        self.text_of.as_deref()
     }
 
     pub fn model_type(&self) -> Result<String> {

@@ -158,6 +158,8 @@ static FIELDS: &[Fields] = &[
         ROUTER,
     )
     .layer_types(),
+    of("qwen2_5_vl_text", &[DECODER, ROPE, QWEN], &["layer_types", "max_window_layers"], &[]).layer_types(),
+    of("qwen3_vl_text", &[DECODER, ROPE], &["attention_bias", "hidden_act"], &[]),
     of("qwen3_moe", &[DECODER, ROPE, QWEN, QWEN_EXPERTS], &["attention_bias", "num_local_experts"], ROUTER),
     of(
         "phi3",

@@ -26,12 +26,15 @@ mod llama;
 mod mamba;
 mod mistral;
 mod mixtral;
+mod multimodal;
 mod nn;
 mod phi3;
 mod qwen2;
+mod qwen2_5_vl_text;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_vl_text;
 mod random;
 mod weights;
 mod whisper;
@@ -112,6 +115,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &mixtral::Mixtral,
     &qwen2_moe::Qwen2Moe,
     &qwen3_moe::Qwen3Moe,
+    &qwen2_5_vl_text::Qwen25VlText,
+    &qwen3_vl_text::Qwen3VlText,
     &jamba::Jamba,
     &whisper::Whisper,
 ];

@@ -5,7 +5,7 @@ use kiln_core::Result;
 use serde::Deserialize;
 
 use crate::{
-    Architecture, ConfigFile, Configured,
+    Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
     qwen2,
 };
@@ -31,7 +31,9 @@ impl Architecture for Qwen3 {
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let Fields { attention_bias } = config.parse()?;
         let fields: qwen2::Fields = config.parse()?;
-        let mut decoder = fields.decoder(config, Common::read(config, DEFAULTS)?)?;
+        let common = Common::read(config, DEFAULTS)?;
+        let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
+        let mut decoder = fields.decoder(config, common, rope, 28)?;
         decoder.attention_mut().for_each(|attention| attention.head_norms = true);
         decoder.set_attention_bias(attention_bias);
         Ok(Box::new(decoder))

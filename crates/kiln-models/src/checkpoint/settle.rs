@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kiln_core::{Error, Result};
 
 use super::{Checkpoint, Entry, convert::Stored};
-use crate::{configure, nn::names::TensorNames};
+use crate::{configure, multimodal::text_name, nn::names::TensorNames};
 
 /// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
 const SCALES: [&str; 9] = [
@@ -71,7 +71,8 @@ impl Checkpoint {
     fn rename(&mut self, names: &TensorNames) -> Result<()> {
         let stored = std::mem::take(&mut self.tensors);
         for (name, entry) in stored {
-            let known = names.known(&name);
+            let is_part = self.config.text_of().is_some();
+            let known = names.known(&if is_part { text_name(&name) } else { name.clone() });
             self.insert(known, &name, entry)?;
         }
         Ok(())
@@ -199,7 +200,17 @@ impl Checkpoint {
         }
         for (why, found) in aside {
             found.iter().for_each(|name| drop(self.tensors.remove(name)));
-            if why != TABLES {
+            if why == MODULES
+                && let Some(whole) = self.config.text_of()
+            {
+                tracing::info!(
+                    target: "kiln::weights",
+                    "{}: the text model of {whole} is loaded; {} tensors beside it are passed over, such as `{}`",
+                    self.folder.display(),
+                    found.len(),
+                    found.first().map_or("", String::as_str),
+                );
+            } else if why != TABLES {
                 let shown: Vec<_> = found.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
                 let more = match found.len().saturating_sub(SHOWN) {
                     0 => String::new(),
@@ -241,7 +252,7 @@ impl Checkpoint {
         let module = within.split('.').next().unwrap_or_default();
         let is_head = module != names.head && (module.ends_with("_head") || module.ends_with("_heads"));
         if is_head || BESIDE.contains(&module) {
-            return Ok(Some("modules beside the model"));
+            return Ok(Some(MODULES));
         }
         let of = name.strip_suffix(".bias").and_then(|module| module.rsplit('.').next());
         if !of.is_some_and(|module| names.without_bias.contains(&module)) {
@@ -260,6 +271,9 @@ impl Checkpoint {
         Err(Error::File { path: self.path(entry), why })
     }
 }
+
+/// Modules that a text model does not use.
+const MODULES: &str = "modules beside the model";
 
 /// Tables that old versions stored and every version recomputes: no warning is needed.
 const TABLES: &str = "frequencies of rotary positions";

@@ -68,6 +68,16 @@ impl RopeParameters {
         ConfigFile::from_json(section.clone()).parse().map_err(wrong)
     }
 
+    /// Returns the parameters for text: all parts of a multimodal position are equal. `theta`: the default
+    /// base.
+    pub(crate) fn of_text(mut self, theta: f64) -> Self {
+        self.rope_theta = self.rope_theta.or(Some(theta));
+        if self.kind() == "mrope" {
+            self.rope_type = Some("default".to_owned());
+        }
+        self
+    }
+
     pub(crate) fn kind(&self) -> &str {
         self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
     }
