@@ -5,14 +5,21 @@ alias elem = f32;
 struct Info {
     vectors: u32,
     splits: u32,
+    heads: u32,
+    queries: u32,
     head_dim: u32,
+    // 1: there is a key more for each head, whose value is 0.
+    has_sinks: u32,
+    sink_stride: u32,
 }
 
 // [vectors, splits, head_dim + 2]: sums of values, the largest score, the sum of weights. If that sum is 0,
 // the part saw no keys, and the other elements are not initialized.
 @group(0) @binding(0) var<storage, read_write> parts: array<f32>;
-@group(0) @binding(1) var<storage, read_write> y: array<elem>;
-@group(0) @binding(2) var<uniform> info: Info;
+// [heads]: the scores of such keys.
+@group(0) @binding(1) var<storage, read_write> sinks: array<f32>;
+@group(0) @binding(2) var<storage, read_write> y: array<elem>;
+@group(0) @binding(3) var<uniform> info: Info;
 
 const LANES = 256u;
 const LOWEST = -3.4028234e38;
@@ -38,7 +45,11 @@ fn main(
     let splits = workgroupUniformLoad(&shared_splits);
     let dim = info.head_dim;
     let at = vector * splits * (dim + 2u);
-    var most = LOWEST;
+    var sink = LOWEST;
+    if info.has_sinks == 1u {
+        sink = sinks[vector / info.queries % info.heads * info.sink_stride];
+    }
+    var most = sink;
     for (var i = lane; i < splits; i += LANES) {
         let part = at + i * (dim + 2u) + dim;
         if parts[part + 1u] != 0.0 {
@@ -57,7 +68,7 @@ fn main(
 
     // The parts are added in order, so that a part without visible keys changes nothing.
     var number = 0.0;
-    var total = 0.0;
+    var total = select(0.0, exp(sink - all), info.has_sinks == 1u);
     for (var base = 0u; base < splits; base += LANES) {
         let count = min(splits - base, LANES);
         var weight = 0.0;

@@ -1,4 +1,4 @@
-// Rotates pairs (i, i + pairs) of every head by the angle of its token, and copies the elements after them.
+// Rotates pairs of elements of every head by the angle of its token, and copies the elements after them.
 // One invocation per pair or copied element.
 
 alias elem = f32;
@@ -13,6 +13,9 @@ struct Info {
     tokens: u32,
     head_dim: u32,
     pairs: u32,
+    // Pair i is (i * pair_stride, i * pair_stride + pair_width).
+    pair_stride: u32,
+    pair_width: u32,
     invocations: u32,
 }
 
@@ -53,8 +56,9 @@ fn main(
     // The tables are rounded to the type of x, the result once.
     let c = f32(elem(cosine));
     let s = f32(elem(sine));
-    let first = f32(x[x_vector + place * info.x_strides.w]);
-    let second = f32(x[x_vector + (place + info.pairs) * info.x_strides.w]);
-    y[y_vector + place] = elem(first * c - second * s);
-    y[y_vector + place + info.pairs] = elem(second * c + first * s);
+    let i = place * info.pair_stride;
+    let first = f32(x[x_vector + i * info.x_strides.w]);
+    let second = f32(x[x_vector + (i + info.pair_width) * info.x_strides.w]);
+    y[y_vector + i] = elem(first * c - second * s);
+    y[y_vector + i + info.pair_width] = elem(second * c + first * s);
 }

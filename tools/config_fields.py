@@ -12,8 +12,9 @@ import sys
 from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__
 
 MODELS = [
-    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
-    "gemma3_text", "qwen2_5_vl_text", "qwen3_vl_text", "mamba", "falcon_mamba", "jamba", "whisper",
+    "llama", "mistral", "ministral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
+    "gemma3_text", "qwen2_5_vl_text", "qwen3_vl_text", "smollm3", "olmo2", "olmo3", "exaone4", "granite", "cohere2", "glm4", "starcoder2", "phi", "seed_oss",
+    "ernie4_5", "mamba", "falcon_mamba", "jamba", "whisper",
 ]  # fmt: skip
 
 

@@ -138,12 +138,23 @@ const MUST_WHISPER: &[&str] = &[
     "whisper_multilingual/token_times",
 ];
 
+/// All folders of recordings.
+const VERSIONS: [&str; 8] = [
+    "4.47.1",
+    "5.23.0",
+    "5.23.0-rope",
+    "5.23.0-mamba",
+    "5.23.0-experts",
+    "5.23.0-decoders",
+    "5.23.0-multimodal",
+    "5.23.0-whisper",
+];
+
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup::on(device);
-        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba", "5.23.0-experts", "5.23.0-whisper"]
-        {
+        for version in VERSIONS {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
             let musts = match version {
@@ -152,7 +163,11 @@ fn every_case_passes_or_is_not_implemented_yet() {
                 "5.23.0-mamba" => MUST_MAMBA.to_vec(),
                 "5.23.0-experts" => MUST_EXPERTS.to_vec(),
                 "5.23.0-whisper" => MUST_WHISPER.to_vec(),
-                _ => MUST_ROPE.to_vec(),
+                "5.23.0-rope" => MUST_ROPE.to_vec(),
+                _ => {
+                    assert_eq!(summary.passed, lines.len(), "{version}: all run on {}", device.info.name);
+                    Vec::new()
+                }
             };
             for must in musts {
                 // On some devices, some quantized cases depend on a rounding error; the runner verifies this

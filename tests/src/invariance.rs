@@ -13,7 +13,7 @@ use kiln::{
 
 use crate::{
     laws::remembering,
-    support::{ARCHITECTURES, batch, forward, llama_with, recorded},
+    support::{architectures, batch, forward, llama_with, recorded},
 };
 
 /// Longer than the windows of the models that have one.
@@ -47,7 +47,7 @@ fn fed(model: &Model, cache: &mut ModelCache, rows: &[Vec<TokenId>], pieces: &[u
 /// Returns models with plans that give a query all visible keys, however tokens were fed: all such plans with
 /// a model of full attention and one with windows, and one plan with every other model.
 fn subjects(opened: &Opened) -> impl Iterator<Item = (&'static str, Model, Vec<(String, Plan)>)> {
-    ARCHITECTURES.into_iter().map(|name| {
+    architectures().map(|name| {
         let model = recorded(name, opened);
         let exact = remembering(&model).filter(|(_, plan, exact)| *exact && plan.offload.is_none());
         let most = if ["llama", "gemma2"].contains(&name) { usize::MAX } else { 1 };

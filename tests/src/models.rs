@@ -8,7 +8,7 @@ use kiln::{
 };
 
 use crate::support::{
-    ARCHITECTURES, Llama, TINY, assert_close, batch, fixtures_of, float32, floats, greedy, recorded,
+    Llama, TINY, architectures, assert_close, batch, fixtures_of, float32, floats, greedy, recorded,
 };
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
@@ -21,7 +21,7 @@ fn dynamic() -> Plan {
 
 #[test]
 fn a_padded_row_gives_the_logits_of_the_row_alone() {
-    for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+    for (opened, name) in devices().flat_map(|opened| architectures().map(move |name| (opened, name))) {
         let model = recorded(name, opened);
         // Longer than the windows of the models that have one, which hold 8 tokens.
         let rows = [vec![5, 6, 7], (20..33).collect(), vec![1]];
@@ -62,7 +62,7 @@ fn rows_of_a_batch_generate_what_they_would_alone() {
 
 #[test]
 fn the_head_makes_logits_of_hidden_states() {
-    for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+    for (opened, name) in devices().flat_map(|opened| architectures().map(move |name| (opened, name))) {
         let model = recorded(name, opened);
         let run = |logits| {
             let mut cache = model.cache(&dynamic()).unwrap();
@@ -112,7 +112,7 @@ fn half_precision_is_close_to_float32() {
             .filter(move |opened| opened.half_dtype(is_float16).is_some())
             .map(move |opened| (opened, dtype, bits))
     });
-    for ((opened, dtype, bits), name) in able.flat_map(|able| ARCHITECTURES.map(|name| (able, name))) {
+    for ((opened, dtype, bits), name) in able.flat_map(|able| architectures().map(move |name| (able, name))) {
         let folder = fixtures_of(name).join("models").join(name);
         let half = Model::builder(&folder).opened(opened.clone()).dtype(dtype).load().unwrap();
         let single = recorded(name, opened);
@@ -235,7 +235,7 @@ fn impossible_sizes_of_random_models_are_errors() {
 #[test]
 fn every_architecture_runs_with_random_weights_for_a_config() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    for name in ARCHITECTURES {
+    for name in architectures() {
         let config = ConfigFile::read(&fixtures_of(name).join("models").join(name)).unwrap();
         let model = float32(ModelBuilder::random(config), opened).load().unwrap();
         assert_eq!(model.parameters(), recorded(name, opened).parameters(), "{name}");

@@ -125,10 +125,16 @@ fn keys_and_values_of_different_widths_are_rotated_apart() {
         let positions = Positions::all_at(TOKENS - 1, 1, &opened.device);
         let shape = AttentionShape { scale: 0.2, softcap: None, window: None, causal: true };
         let rotated = q.clone().matmul(of_keys.unsqueeze());
-        let got =
-            kernels.run(AttentionPacked { q: rotated, packed, recent, positions: positions.clone(), shape });
+        let got = kernels.run(AttentionPacked {
+            q: rotated,
+            packed,
+            recent,
+            positions: positions.clone(),
+            shape,
+            sinks: None,
+        });
         let chain = vec![DenseKv { keys, values, start: 0, origin: 0, shared: None }];
-        let want = kernels.run(Attention { q, chain, positions, shape });
+        let want = kernels.run(Attention { q, chain, positions, shape, sinks: None });
         close(got.matmul(of_values.unsqueeze()), want, "attention");
     }
 }
@@ -179,7 +185,7 @@ fn a_step_makes_no_dense_copy_of_the_history() {
             let q = Tensor::<4>::ones([1, 8, 1, need.keys.width], (device, DType::F32));
             let shape = AttentionShape { scale: 0.125, softcap: None, window: None, causal: true };
             let kept = packed.clone();
-            let y = kernels.run(AttentionPacked { q, packed, recent, positions, shape });
+            let y = kernels.run(AttentionPacked { q, packed, recent, positions, shape, sinks: None });
             let more = reserved().unwrap().saturating_sub(before);
             drop((y, kept));
             let share = more as f64 / history as f64;

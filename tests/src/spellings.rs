@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     checkpoints::{Tensors, copy_of, edit_config, edit_tensors, load, logits, refused},
-    support::{ARCHITECTURES, assert_close, fixtures, float32},
+    support::{architectures, assert_close, fixtures, float32},
 };
 
 fn cpu() -> &'static Opened {
@@ -57,7 +57,7 @@ fn doubles(bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn tensor_names_may_lack_the_module_of_the_model() {
-    for name in ARCHITECTURES {
+    for name in architectures() {
         let folder = copy_of(name);
         let want = logits(&load(folder.path()).unwrap());
         edit_tensors(folder.path(), |tensors| {

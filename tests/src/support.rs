@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use kiln::{
     DtypeChoice, GenerationConfig, Model, ModelBuilder, TokenId,
     device::Opened,
-    expert::{Batch, ConfigFile, Logits, ModelCache, kernels::Choice, read_back},
+    expert::{Batch, ConfigFile, Logits, ModelCache, kernels::Choice, models, read_back},
 };
 use serde_json::json;
 
@@ -39,32 +39,21 @@ impl Llama {
     }
 }
 
-/// Names of the recorded models, one for each architecture.
-pub(crate) const ARCHITECTURES: [&str; 14] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "phi3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "mamba",
-    "falcon_mamba",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "jamba",
-];
+/// Names of the recorded text models, one for each architecture: that of its `model_type`.
+pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
+    // `whisper` is a speech model with separate tests.
+    models::ARCHITECTURES
+        .iter()
+        .map(|architecture| architecture.model_type())
+        .filter(|name| *name != "whisper")
+}
 
 /// Returns the fixtures folder that has the recorded model `name`.
 pub(crate) fn fixtures_of(name: &str) -> PathBuf {
-    fixtures(match name {
-        "falcon_mamba" => "5.23.0-mamba",
-        "mixtral" | "mixtral_window" | "qwen2_moe" | "qwen2_moe_other" | "qwen3_moe" | "qwen3_moe_other"
-        | "jamba_other" => "5.23.0-experts",
-        _ => "5.23.0",
-    })
+    let folders =
+        ["5.23.0", "5.23.0-mamba", "5.23.0-experts", "5.23.0-decoders", "5.23.0-multimodal"].map(fixtures);
+    let found = folders.into_iter().find(|folder| folder.join("models").join(name).is_dir());
+    found.unwrap_or_else(|| panic!("no fixtures folder has a model `{name}`"))
 }
 
 /// Returns a folder of fixtures.

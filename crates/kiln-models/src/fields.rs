@@ -61,6 +61,10 @@ const DECODER: &[&str] = &[
 
 const ROPE: &[&str] = &["rope_parameters"];
 
+const LLAMA: &[&str] = &["attention_bias", "hidden_act", "mlp_bias"];
+
+const NO_ROPE: &[&str] = &["layer_types", "no_rope_layer_interval", "no_rope_layers"];
+
 const ROUTER: &[&str] = &["output_router_logits", "router_aux_loss_coef", "router_jitter_noise"];
 
 const QWEN: &[&str] = &["hidden_act", "sliding_window", "use_sliding_window"];
@@ -140,8 +144,9 @@ impl Fields {
 }
 
 static FIELDS: &[Fields] = &[
-    of("llama", &[DECODER, ROPE], &["attention_bias", "hidden_act", "mlp_bias"], &["pretraining_tp"]),
+    of("llama", &[DECODER, ROPE, LLAMA], &[], &["pretraining_tp"]),
     of("mistral", &[DECODER, ROPE], &["hidden_act", "layer_types", "sliding_window"], &[]).layer_types(),
+    of("ministral3", &[DECODER, ROPE], &["hidden_act", "sliding_window"], &[]),
     of(
         "mixtral",
         &[DECODER, ROPE],
@@ -171,6 +176,46 @@ static FIELDS: &[Fields] = &[
     of("gemma2", &[DECODER, ROPE, GEMMA_2], &["attn_logit_softcapping"], &[]).layer_types(),
     // Its attention has no cap, whatever the config says.
     of("gemma3_text", &[DECODER, ROPE, GEMMA_2], &[], &["attn_logit_softcapping"]).layer_types(),
+    of("smollm3", &[DECODER, ROPE, LLAMA, NO_ROPE], &["sliding_window", "use_sliding_window"], &[])
+        .layer_types(),
+    of("olmo2", &[DECODER, ROPE], &["attention_bias", "hidden_act"], &[]),
+    of("olmo3", &[DECODER, ROPE], &["attention_bias", "hidden_act", "layer_types", "sliding_window"], &[])
+        .layer_types(),
+    of(
+        "exaone4",
+        &[DECODER, ROPE],
+        &["hidden_act", "layer_types", "sliding_window", "sliding_window_pattern"],
+        &[],
+    )
+    .layer_types(),
+    of(
+        "granite",
+        &[DECODER, ROPE, LLAMA],
+        &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
+        &[],
+    ),
+    of(
+        "cohere2",
+        &[DECODER, ROPE],
+        &["attention_bias", "hidden_act", "layer_norm_eps", "layer_types", "logit_scale", "sliding_window"],
+        &[],
+    )
+    .layer_types(),
+    of("glm4", &[DECODER, ROPE], &["attention_bias", "hidden_act"], &[]),
+    of(
+        "starcoder2",
+        &[DECODER, ROPE],
+        &["hidden_act", "norm_epsilon", "sliding_window", "use_bias"],
+        &["embedding_dropout", "residual_dropout"],
+    ),
+    of(
+        "phi",
+        &[DECODER, ROPE],
+        &["hidden_act", "layer_norm_eps", "qk_layernorm"],
+        &["embd_pdrop", "resid_pdrop"],
+    ),
+    of("seed_oss", &[DECODER, ROPE, LLAMA], &["attention_out_bias"], &["pretraining_tp", "residual_dropout"]),
+    of("ernie4_5", &[DECODER, ROPE], &["hidden_act", "use_bias"], &[]),
     of("mamba", &[MAMBA], &[], MAMBA_IDLE).layer_types(),
     of("falcon_mamba", &[MAMBA], &["mixer_rms_eps"], MAMBA_IDLE).layer_types(),
     of(

@@ -49,10 +49,10 @@ impl Fields {
     fn activation(&self, config: &ConfigFile) -> Result<Activation> {
         let activation = match self.hidden_act.as_deref() {
             None | Some("gelu") => Activation::GeluTanh,
-            Some(name) => mlp::activation(config, "hidden_act", name)?,
+            Some(name) => mlp::activation(config, "hidden_act", Some(name))?,
         };
         match self.hidden_activation.as_deref() {
-            Some(name) if mlp::activation(config, "hidden_activation", name)? != activation => {
+            Some(name) if mlp::activation(config, "hidden_activation", Some(name))? != activation => {
                 Err(config.error(&format!("`hidden_activation` is `{name}`, and `hidden_act` means another")))
             }
             _ => Ok(activation),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp},
+    nn::{decoder::DecoderConfig, mlp, names::NormNames},
     windows::windows,
 };
 
@@ -65,7 +65,7 @@ impl Fields {
         let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
         let layers = decoder.sizes.layers;
         decoder.set_windows(windows(config, layers, window, self.layer_types.as_deref(), sliding)?);
-        decoder.norms_after = true;
+        decoder.names.norms = NormNames::AROUND;
         // Gemma 2 and 3 were trained in bfloat16, and their residuals reach beyond 65,504.
         decoder.fits_float16 = false;
         decoder.set_attention_bias(self.attention_bias);
@@ -78,7 +78,7 @@ impl Fields {
             final_softcap,
         )?;
         let activation = self.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
-        decoder.mlp.activation = mlp::activation(config, "hidden_activation", activation)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_activation", Some(activation))?;
         Ok(decoder)
     }
 }

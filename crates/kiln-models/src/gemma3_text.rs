@@ -6,13 +6,16 @@
 
 use kiln_core::Result;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use crate::{
-    Architecture, ConfigFile, Configured, Rope, Ropes, Sizes,
+    Architecture, ConfigFile, Configured,
     config::{Common, Defaults},
     gemma2,
-    nn::{decoder::DecoderConfig, rope::RopeParameters},
+    nn::{
+        attention::{HeadNorms, QK_NORMS},
+        decoder::DecoderConfig,
+        rope::LayerRopes,
+    },
 };
 
 #[derive(Debug)]
@@ -27,15 +30,6 @@ struct Fields {
     /// In old configs, the rotary base of blocks with a window; `rope_theta` is that of the other blocks.
     rope_local_base_freq: Option<f64>,
     rope_theta: Option<f64>,
-    rope_scaling: Map<String, Value>,
-    rope_parameters: LayerRopes,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct LayerRopes {
-    full_attention: Option<Map<String, Value>>,
-    sliding_attention: Option<Map<String, Value>>,
 }
 
 const DEFAULTS: Defaults =
@@ -53,30 +47,15 @@ impl Architecture for Gemma3Text {
         let pattern = fields.sliding_window_pattern.unwrap_or(6);
         config.check("sliding_window_pattern", pattern, usize::MAX)?;
         let positions = common.sizes.positions;
-        let ropes = fields.ropes(config, &common.sizes)?;
+        let thetas = [fields.rope_theta.unwrap_or(1e6), fields.rope_local_base_freq.unwrap_or(1e4)];
+        let ropes = LayerRopes::read(config)?.ropes(config, &common.sizes, thetas)?;
         let decoder = DecoderConfig::gemma(common, ropes);
         let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
         // The config has the stretched number of positions, whatever the type of rope.
         decoder.sizes.positions = positions;
-        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder
+            .attention_mut()
+            .for_each(|attention| attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS)));
         Ok(Box::new(decoder))
-    }
-}
-
-impl Fields {
-    fn ropes(self, config: &ConfigFile, sizes: &Sizes) -> Result<Ropes> {
-        let rope = |section: Map<String, Value>, theta: f64| {
-            let mut parameters = RopeParameters::parse(config, section.into())?;
-            parameters.rope_theta = parameters.rope_theta.or(Some(theta));
-            Rope::new(config, &parameters, sizes.head_dim, sizes.positions)
-        };
-        let LayerRopes { full_attention, sliding_attention } = self.rope_parameters;
-        let mut full = full_attention.unwrap_or_default();
-        full.extend(self.rope_scaling);
-        let local = self.rope_local_base_freq.unwrap_or(1e4);
-        Ok(Ropes {
-            full: rope(full, self.rope_theta.unwrap_or(1e6))?,
-            sliding: Some(rope(sliding_attention.unwrap_or_default(), local)?),
-        })
     }
 }

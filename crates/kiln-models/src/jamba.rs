@@ -16,7 +16,7 @@ use crate::{
         experts::{ExpertNames, ExpertsConfig},
         mamba::{MambaConfig, MixerNorms},
         mlp,
-        names::Names,
+        names::{Names, NormNames},
     },
 };
 
@@ -117,10 +117,10 @@ impl Architecture for Jamba {
             norm: "final_layernorm",
             state_space: "mamba",
             feed_forward: "feed_forward",
-            feed_forward_norm: "pre_ff_layernorm",
+            norms: NormNames::before("input_layernorm", "pre_ff_layernorm"),
             ..Names::default()
         };
-        decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", Some(&fields.hidden_act))?;
         decoder.sizes.state_channels = mamba.channels;
         let attention = AttentionConfig::new(&decoder.sizes);
         for (i, block) in decoder.blocks.iter_mut().enumerate() {

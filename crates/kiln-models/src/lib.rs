@@ -15,19 +15,28 @@ use kiln_core::{
 use kiln_kernels::Placement;
 
 pub mod checkpoint;
+mod cohere2;
 mod config;
+mod ernie4_5;
+mod exaone4;
 mod falcon_mamba;
 mod fields;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
+mod glm4;
+mod granite;
 mod jamba;
 mod llama;
 mod mamba;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod multimodal;
 mod nn;
+mod olmo2;
+mod olmo3;
+mod phi;
 mod phi3;
 mod qwen2;
 mod qwen2_5_vl_text;
@@ -36,6 +45,9 @@ mod qwen3;
 mod qwen3_moe;
 mod qwen3_vl_text;
 mod random;
+mod seed_oss;
+mod smollm3;
+mod starcoder2;
 mod weights;
 mod whisper;
 mod windows;
@@ -104,12 +116,24 @@ pub trait Configured: fmt::Debug {
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,
+    &ministral3::Ministral3,
     &qwen2::Qwen2,
     &qwen3::Qwen3,
     &phi3::Phi3,
     &gemma::Gemma,
     &gemma2::Gemma2,
     &gemma3_text::Gemma3Text,
+    &smollm3::SmolLm3,
+    &olmo2::Olmo2,
+    &olmo3::Olmo3,
+    &exaone4::Exaone4,
+    &granite::Granite,
+    &cohere2::Cohere2,
+    &glm4::Glm4,
+    &starcoder2::Starcoder2,
+    &phi::Phi,
+    &seed_oss::SeedOss,
+    &ernie4_5::Ernie45,
     &mamba::Mamba,
     &falcon_mamba::FalconMamba,
     &mixtral::Mixtral,

@@ -37,8 +37,7 @@ impl Architecture for Llama {
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_attention_bias(fields.attention_bias);
         decoder.mlp.bias = fields.mlp_bias;
-        decoder.mlp.activation =
-            mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))
     }
 }

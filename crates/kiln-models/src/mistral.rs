@@ -40,8 +40,7 @@ impl Architecture for Mistral {
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.mlp.activation =
-            mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))
     }
 }

@@ -74,7 +74,7 @@ impl Architecture for Mixtral {
         decoder.set_experts(experts, |_| true);
         decoder.names.feed_forward = "block_sparse_moe";
         decoder.names.feed_forward_alias = Some("mlp");
-        decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", Some(&fields.hidden_act))?;
         Ok(Box::new(decoder))
     }
 }

@@ -34,11 +34,12 @@ const OF_ALL: [&str; 5] =
 
 /// Beginnings of the names of the text model's tensors in the folders of all versions, and their
 /// counterparts in a folder of the text model alone.
-const PREFIXES: [(&str, &str); 5] = [
+const PREFIXES: [(&str, &str); 6] = [
     ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model."),
     ("model.lm_head.", "lm_head."),
 ];
 

@@ -51,10 +51,9 @@ impl Architecture for Phi3 {
         let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.attention_mut().for_each(|attention| attention.fused = true);
+        decoder.attention_mut().for_each(|attention| attention.fused = Some("qkv_proj"));
         decoder.mlp.fused = true;
-        decoder.mlp.activation =
-            mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))
     }
 }

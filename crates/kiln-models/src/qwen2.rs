@@ -45,8 +45,7 @@ impl Fields {
         let windows = windows(config, common.sizes.layers, window, self.layer_types.as_deref(), sliding)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.mlp.activation =
-            mlp::activation(config, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", self.hidden_act.as_deref())?;
         Ok(decoder)
     }
 }

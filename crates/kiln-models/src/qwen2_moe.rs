@@ -78,7 +78,7 @@ impl Architecture for Qwen2Moe {
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
         decoder.attention_mut().for_each(|attention| attention.qkv_bias = fields.qkv_bias);
-        decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", Some(&fields.hidden_act))?;
         // Without experts, all blocks are dense.
         if fields.num_experts > 0 {
             let shared = fields.shared_expert_intermediate_size;

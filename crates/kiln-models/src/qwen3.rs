@@ -7,6 +7,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
+    nn::attention::{HeadNorms, QK_NORMS},
     qwen2,
 };
 
@@ -34,7 +35,9 @@ impl Architecture for Qwen3 {
         let common = Common::read(config, DEFAULTS)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = fields.decoder(config, common, rope, 28)?;
-        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder
+            .attention_mut()
+            .for_each(|attention| attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS)));
         decoder.set_attention_bias(attention_bias);
         Ok(Box::new(decoder))
     }

@@ -9,6 +9,7 @@ use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
     nn::{
+        attention::{HeadNorms, QK_NORMS},
         decoder::DecoderConfig,
         experts::{ExpertNames, ExpertsConfig},
         mlp,
@@ -72,9 +73,11 @@ impl Architecture for Qwen3Moe {
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder
+            .attention_mut()
+            .for_each(|attention| attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS)));
         decoder.set_attention_bias(fields.attention_bias);
-        decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", Some(&fields.hidden_act))?;
         // Without experts, all blocks are dense.
         let experts = fields.num_local_experts.or(fields.num_experts).unwrap_or(128);
         if experts > 0 {

@@ -7,7 +7,12 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp, rope::RopeParameters},
+    nn::{
+        attention::{HeadNorms, QK_NORMS},
+        decoder::DecoderConfig,
+        mlp,
+        rope::RopeParameters,
+    },
 };
 
 #[derive(Debug)]
@@ -35,10 +40,11 @@ impl Architecture for Qwen3VlText {
         let parameters = RopeParameters::read(config)?.of_text(5e5);
         let rope = Rope::new(config, &parameters, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
-        decoder.attention_mut().for_each(|attention| attention.head_norms = true);
+        decoder
+            .attention_mut()
+            .for_each(|attention| attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS)));
         decoder.set_attention_bias(attention_bias);
-        decoder.mlp.activation =
-            mlp::activation(config, "hidden_act", hidden_act.as_deref().unwrap_or("silu"))?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", hidden_act.as_deref())?;
         Ok(Box::new(decoder))
     }
 }

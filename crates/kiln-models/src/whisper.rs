@@ -17,7 +17,7 @@ use crate::{
     Architecture, ConfigFile, Configured, Ropes, Sizes, Weights,
     nn::{
         audio_encoder::{AudioEncoder, AudioEncoderConfig},
-        decoder::{Decoder, DecoderConfig},
+        decoder::{Decoder, DecoderConfig, Scale},
         mlp,
         names::TensorNames,
     },
@@ -135,11 +135,11 @@ impl Architecture for Whisper {
             sizes(encoder_layers, encoder_attention_heads, encoder_ffn_dim, fields.max_source_positions)?;
         let of_decoder =
             sizes(decoder_layers, decoder_attention_heads, decoder_ffn_dim, fields.max_target_positions)?;
-        let activation = mlp::activation(config, "activation_function", &fields.activation_function)?;
+        let activation = mlp::activation(config, "activation_function", Some(&fields.activation_function))?;
         let encoder = AudioEncoderConfig::new(fields.num_mel_bins, of_encoder, EPS, activation);
         let mut decoder = DecoderConfig::of_encoder(of_decoder, EPS, activation);
         if fields.scale_embedding {
-            decoder.embedding_scale = Some((fields.d_model as f64).sqrt() as f32);
+            decoder.embedding_scale = Some(Scale::Rounded((fields.d_model as f64).sqrt() as f32));
         }
         Ok(Box::new(WhisperConfig { encoder, decoder }))
     }

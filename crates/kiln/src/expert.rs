@@ -123,7 +123,9 @@ pub mod memory {
         model_cache::{
             BlockKeys, BlockMemory, CacheState, LayerCache, Pass, RowPart, SharedPart, SharedRows,
         },
-        need::{AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed, Stream},
+        need::{
+            AttentionNeed, LayerNeed, RecurrentNeed, RingEntries, RingNeed, RotaryNeed, RotaryPairs, Stream,
+        },
         packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Dirty, Slot},
         view::{DenseKv, KvView, PackedView},

@@ -17,16 +17,18 @@ fn slot(position: usize, origin: usize, slots: usize) -> usize {
 }
 
 /// Computes `softmax(scale · q kᵀ) v`, one query at a time. `oldest` returns the first position that a row
-/// holds; `at` returns the key and value of a head (over all rows) at a position.
+/// holds; `at` returns the key and value of a head (over all rows) at a position; `sinks` has the score of a
+/// key without a value for each head.
 fn loops<'a>(
     q: &Tensor<4>,
     [kv_heads, width]: [usize; 2],
     (positions, shape): (&Positions, &AttentionShape),
+    sinks: Option<Tensor<1>>,
     oldest: impl Fn(usize) -> usize,
     at: impl Fn(usize, usize) -> [&'a [f64]; 2],
 ) -> TensorData {
     let [batch, heads, new, head_dim] = q.dims();
-    let q = numbers(q);
+    let (q, sinks) = (numbers(q), sinks.as_ref().map(numbers));
     let mut results = Vec::with_capacity(batch * heads * new * width);
     for vector in 0..batch * heads * new {
         let (head, i) = (vector / new, vector % new);
@@ -41,8 +43,9 @@ fn loops<'a>(
             shape.softcap.map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = seen.iter().map(score).collect();
-        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+        let sink = sinks.as_ref().map(|sinks| sinks[head % heads]);
+        let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().copied().chain(sink).map(|score| (score - most).exp()).sum();
         let mut result = vec![0.0; width];
         for ([_, value], score) in seen.iter().zip(scores) {
             let weight = (score - most).exp() / sum;
@@ -53,7 +56,7 @@ fn loops<'a>(
     TensorData::new(results, [batch, heads, new, width])
 }
 
-fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
+fn dense(Attention { q, chain, positions, shape, sinks }: Attention) -> TensorData {
     let ([_, kv_heads, _, width], slots) = (chain[0].values.dims(), chain[0].slots());
     let head_dim = q.dims()[3];
     let new = q.dims()[2];
@@ -75,10 +78,10 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
         let [keys, values] = numbers;
         [&keys[vector * head_dim..][..head_dim], &values[vector * width..][..width]]
     };
-    loops(&q, [kv_heads, width], (&positions, &shape), oldest, at)
+    loops(&q, [kv_heads, width], (&positions, &shape), sinks, oldest, at)
 }
 
-fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPacked) -> TensorData {
+fn packed(AttentionPacked { q, packed, recent, positions, shape, sinks }: AttentionPacked) -> TensorData {
     let ([_, kv_heads, slots, _], head_dim) = (packed.keys.codes.dims(), q.dims()[3]);
     let width = recent.values.dims()[3];
     let unpacked = |buffer: &PackedBuffer, packing: Packing, head_dim: usize| {
@@ -101,7 +104,7 @@ fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPack
         [&keys[vector * head_dim..][..head_dim], &values[vector * width..][..width]]
     };
     let oldest = |_| recent.start.max(end.saturating_sub(slots));
-    loops(&q, [kv_heads, width], (&positions, &shape), oldest, at)
+    loops(&q, [kv_heads, width], (&positions, &shape), sinks, oldest, at)
 }
 
 #[test]

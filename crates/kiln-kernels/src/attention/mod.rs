@@ -76,6 +76,9 @@ pub struct Attention {
     /// Positions of `batch` rows.
     pub positions: Positions,
     pub shape: AttentionShape,
+    /// `[heads]`, cast to float32: the score of a key whose value is 0, which every query of the head sees in
+    /// addition (gpt-oss; Xiao et al., 2023, <https://arxiv.org/abs/2309.17453>). Neither scaled nor capped.
+    pub sinks: Option<Tensor<1>>,
 }
 
 /// The formula of the scores, and the keys that a query may see.
@@ -97,7 +100,7 @@ impl Kernel for Attention {
     type Output = Tensor<4>;
 
     fn checked(self) -> Self {
-        let Self { q, chain, positions, shape } = self;
+        let Self { q, chain, positions, shape, sinks } = self;
         assert!(
             (1..=LONGEST_CHAIN).contains(&chain.len()),
             "attention: {} buffers, not 1 to {LONGEST_CHAIN}",
@@ -122,7 +125,8 @@ impl Kernel for Attention {
                 "attention: {slots} slots from {origin} on do not end at {end}"
             );
         }
-        Self { q, chain, positions, shape }
+        let sinks = checked_sinks(sinks, heads, Self::NAME);
+        Self { q, chain, positions, shape, sinks }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -140,13 +144,13 @@ impl Kernel for Attention {
 
     fn reference(self) -> Tensor<4> {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
-        reference(self.q, chain, &self.positions)
+        reference(self.q, chain, &self.positions, self.sinks)
     }
 
     #[cfg(feature = "cpu")]
     fn native(self) -> Result<Tensor<4>, Self> {
         let chain = Buffers::chain(self.chain.clone(), &self.shape, &self.positions);
-        native::dense(&self.q, &chain, &self.positions.on_device).ok_or(self)
+        native::dense(&self.q, &chain, &self.positions.on_device, self.sinks.as_ref()).ok_or(self)
     }
 
     #[cfg(feature = "wgpu")]
@@ -164,7 +168,7 @@ impl Kernel for Attention {
             return Err(self);
         }
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
-        Ok(cube::dense(self.q, chain, self.positions.on_device))
+        Ok(cube::dense(self.q, chain, self.positions.on_device, self.sinks))
     }
 }
 
@@ -175,14 +179,14 @@ impl Checked for Attention {
     }
 
     fn part(self, part: Extent) -> Self {
-        let Self { q, chain, positions, shape } = self;
+        let Self { q, chain, positions, shape, sinks } = self;
         let slots = match &chain[..] {
             [alone] => alone.slots(),
             _ => usize::MAX,
         };
         let positions = shape.cut(&positions, &part, q.dims()[2], slots);
         let chain = chain.into_iter().map(|kv| cut_dense(kv, &part[0])).collect();
-        Self { q: cut(q, &part, 2), chain, positions, shape }
+        Self { q: cut(q, &part, 2), chain, positions, shape, sinks }
     }
 
     fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
@@ -213,19 +217,20 @@ impl Attention {
             let [rows, kv_heads, _, dim] = kv.keys.dims();
             sharing::Sharing::new(q, [rows, kv_heads, kv.slots(), dim], &self.shape, &device)
         };
-        let splits = pieces::splits(&self.chain.iter().map(share).collect::<Vec<_>>());
+        let sharings: Vec<_> = self.chain.iter().map(share).collect();
+        let splits = pieces::splits(&sharings, self.sinks.is_some());
         pieces::in_pieces(q, kv_heads, splits, most, |piece| {
-            let Self { q, chain, positions, shape } = match piece {
+            let Self { q, chain, positions, shape, sinks } = match piece {
                 Some(piece) => self.piece(&piece, q[1] / kv_heads),
                 None => self.clone(),
             };
-            wgsl::dense(q, Buffers::chain(chain, &shape, &positions), positions.on_device)
+            wgsl::dense(q, Buffers::chain(chain, &shape, &positions), positions.on_device, sinks)
         })
     }
 
     /// Cuts out the rows and the key heads in `piece`, with the `each` query heads of every key head.
     fn piece(&self, piece: &pieces::Piece, each: usize) -> Self {
-        let Self { q, chain, positions, shape } = self.clone();
+        let Self { q, chain, positions, shape, sinks } = self.clone();
         let cut = |kv: DenseKv| DenseKv {
             keys: pieces::cut_heads(kv.keys, piece, 1),
             values: pieces::cut_heads(kv.values, piece, 1),
@@ -236,6 +241,7 @@ impl Attention {
             chain: chain.into_iter().map(cut).collect(),
             positions: positions.narrow(piece[0].clone()),
             shape,
+            sinks: pieces::cut_sinks(sinks, piece, each),
         }
     }
 }
@@ -371,6 +377,14 @@ fn checked_places(positions: Positions, rows: usize, shape: &AttentionShape, ker
     checked_positions(positions, rows, kernel)
 }
 
+/// Checks the sinks of `heads` heads.
+fn checked_sinks(sinks: Option<Tensor<1>>, heads: usize, kernel: &str) -> Option<Tensor<1>> {
+    sinks.map(|sinks| {
+        assert_eq!(sinks.dims(), [heads], "{kernel}: sinks");
+        sinks.cast(DType::F32)
+    })
+}
+
 fn position(position: usize) -> i32 {
     i32::try_from(position).unwrap_or(i32::MAX)
 }
@@ -379,9 +393,14 @@ fn position(position: usize) -> i32 {
 const SCORES: usize = 16 << 20;
 
 /// Computes queries in blocks, with scores for all slots. The heads that share keys are folded into rows.
-fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor<4> {
+fn reference(
+    q: Tensor<4>,
+    chain: Vec<Buffers>,
+    positions: &Positions,
+    sinks: Option<Tensor<1>>,
+) -> Tensor<4> {
     if chain.iter().any(|buffers| buffers.shared.is_some()) {
-        return row_by_row(q, &chain, positions);
+        return row_by_row(q, &chain, positions, sinks.as_ref());
     }
     let positions = positions.on_device.clone();
     let from = chain.first().and_then(|buffers| buffers.from.clone());
@@ -436,14 +455,27 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor
             None => scores,
         };
         // A query that sees nothing gets equal weights for all slots, which are then masked to 0.
-        let weights = softmax(scores.mask_fill(hidden.clone(), f32::MIN), 3).mask_fill(hidden, 0.0);
+        let scores = scores.mask_fill(hidden.clone(), f32::MIN);
+        let weights = match &sinks {
+            Some(sinks) => {
+                let sinks = sinks.clone().reshape([1, heads, 1, 1]).expand([batch, heads, n, 1]);
+                softmax(Tensor::cat(vec![scores, sinks], 3), 3).narrow(3, 0, slots)
+            }
+            None => softmax(scores, 3),
+        };
+        let weights = weights.mask_fill(hidden, 0.0);
         product(weights.reshape(folded(slots)), values.clone()).reshape([batch, heads, n, width])
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }
 
 /// Runs [`reference`] for each row, with the slots that follow its base.
-fn row_by_row(q: Tensor<4>, chain: &[Buffers], positions: &Positions) -> Tensor<4> {
+fn row_by_row(
+    q: Tensor<4>,
+    chain: &[Buffers],
+    positions: &Positions,
+    sinks: Option<&Tensor<1>>,
+) -> Tensor<4> {
     let rows = positions.on_host.iter().enumerate().map(|(row, &RowPosition { base, .. })| {
         let own = chain.iter().map(|buffers| {
             let slots = buffers.slots().min(buffers.keys.dims()[2].saturating_sub(base));
@@ -453,7 +485,8 @@ fn row_by_row(q: Tensor<4>, chain: &[Buffers], positions: &Positions) -> Tensor<
             let (shape, start, origin, end, from) = (*shape, *start, *origin, *end, from.clone());
             Buffers { keys, values, shape, start, origin, end, from, shared: None }
         });
-        reference(q.clone().narrow(0, row, 1), own.collect(), &positions.narrow(row..row + 1))
+        let (q, positions) = (q.clone().narrow(0, row, 1), positions.narrow(row..row + 1));
+        reference(q, own.collect(), &positions, sinks.cloned())
     });
     Tensor::cat(rows.collect(), 0)
 }
@@ -513,7 +546,7 @@ const DECODE: Shader = Shader {
 
 const COMBINE: Shader = Shader {
     name: "attention_combine",
-    bindings: &[reads("parts"), writes("y")],
+    bindings: &[reads("parts"), reads("sinks"), writes("y")],
     text: include_str!("../../../../shaders/attention_combine.wgsl"),
     options: &[],
 };

@@ -9,11 +9,11 @@ use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
 #[cfg(feature = "cube")]
 use super::sharing::{LARGEST_HEAD, Sharing};
-use super::{AttentionShape, Buffers, cases, checked_places, cut_dense, reference};
+use super::{AttentionShape, Buffers, cases, checked_places, checked_sinks, cut_dense, reference};
 #[cfg(feature = "wgpu")]
 use super::{
     Limits,
-    pieces::{Piece, cut_heads, in_pieces, splits},
+    pieces::{Piece, cut_heads, cut_sinks, in_pieces, splits},
     sharing::Rows,
 };
 #[cfg(feature = "cube")]
@@ -49,6 +49,8 @@ pub struct AttentionPacked {
     /// Positions of `batch` rows.
     pub positions: Positions,
     pub shape: AttentionShape,
+    /// See [`Attention::sinks`](super::Attention::sinks).
+    pub sinks: Option<Tensor<1>>,
 }
 
 impl Kernel for AttentionPacked {
@@ -56,8 +58,8 @@ impl Kernel for AttentionPacked {
     type Output = Tensor<4>;
 
     fn checked(self) -> Self {
-        let Self { q, packed, recent, positions, shape } = self;
-        let ([batch, _, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
+        let Self { q, packed, recent, positions, shape, sinks } = self;
+        let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
         let width = recent.values.dims()[3];
         let held = |width| [batch, kv_heads, slots, width];
         fits("attention_packed: keys", &packed.keys, packed.key_packing, held(head_dim));
@@ -73,7 +75,8 @@ impl Kernel for AttentionPacked {
         let cast = |recent: Tensor<4>| recent.cast(q.dtype());
         let recent = DenseKv { keys: cast(recent.keys), values: cast(recent.values), ..recent };
         let packed = PackedKv { end: packed.end.cast(IntDType::I32), ..packed };
-        Self { positions: checked_places(positions, batch, &shape, Self::NAME), q, packed, recent, shape }
+        let positions = checked_places(positions, batch, &shape, Self::NAME);
+        Self { positions, sinks: checked_sinks(sinks, heads, Self::NAME), q, packed, recent, shape }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -81,8 +84,9 @@ impl Kernel for AttentionPacked {
     }
 
     fn reference(self) -> Tensor<4> {
+        let sinks = self.sinks.clone();
         let (q, buffers, positions) = self.unpacked(KvUnpack::reference);
-        reference(q, vec![buffers], &positions)
+        reference(q, vec![buffers], &positions, sinks)
     }
 
     #[cfg(feature = "cpu")]
@@ -100,8 +104,9 @@ impl Kernel for AttentionPacked {
             return Err(self);
         }
         let unpack = |codes: KvUnpack| codes.wgsl().unwrap_or_else(KvUnpack::reference);
+        let sinks = self.sinks.clone();
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::wgsl::dense(q, vec![buffers], positions.on_device))
+        Ok(super::wgsl::dense(q, vec![buffers], positions.on_device, sinks))
     }
 
     #[cfg(feature = "cube")]
@@ -113,8 +118,9 @@ impl Kernel for AttentionPacked {
             return Err(self);
         }
         let unpack = |codes: KvUnpack| codes.cube().unwrap_or_else(KvUnpack::reference);
+        let sinks = self.sinks.clone();
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::cube::dense(q, vec![buffers], positions.on_device))
+        Ok(super::cube::dense(q, vec![buffers], positions.on_device, sinks))
     }
 }
 
@@ -125,12 +131,12 @@ impl Checked for AttentionPacked {
     }
 
     fn part(self, part: Extent) -> Self {
-        let Self { q, packed, recent, positions, shape } = self;
+        let Self { q, packed, recent, positions, shape, sinks } = self;
         // The recent buffers hold every position that is not packed.
         let positions = shape.cut(&positions, &part, 0, usize::MAX);
         let [keys, values] = [packed.keys, packed.values].map(|buffer| cut_buffer(buffer, &part[0]));
         let (packed, recent) = (PackedKv { keys, values, ..packed }, cut_dense(recent, &part[0]));
-        Self { q: cut(q, &part, 2), packed, recent, positions, shape }
+        Self { q: cut(q, &part, 2), packed, recent, positions, shape, sinks }
     }
 
     fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
@@ -153,7 +159,7 @@ impl AttentionPacked {
     /// Slots of positions that the packed buffers no longer hold have arbitrary contents: [`Buffers::from`]
     /// hides them.
     fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Positions) {
-        let Self { q, packed, recent, positions, shape } = self;
+        let Self { q, packed, recent, positions, shape, .. } = self;
         let ([batch, _, new, _], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
         let (recent_slots, dtype) = (recent.keys.dims()[2], q.dtype());
         let numbers = |buffer, packing, like: &Tensor<4>| {
@@ -208,7 +214,7 @@ impl AttentionPacked {
     /// result.
     pub(super) fn wgsl_within(self, most: usize, sharings: [Sharing; 2]) -> Tensor<4> {
         let (q, kv_heads) = (self.q.dims(), self.packed.keys.codes.dims()[1]);
-        in_pieces(q, kv_heads, splits(&sharings), most, |piece| match piece {
+        in_pieces(q, kv_heads, splits(&sharings, self.sinks.is_some()), most, |piece| match piece {
             Some(piece) => wgsl(self.piece(&piece, q[1] / kv_heads), sharings),
             None => wgsl(self.clone(), sharings),
         })
@@ -216,7 +222,7 @@ impl AttentionPacked {
 
     /// Cuts out the rows and the key heads in `piece`, with the `each` query heads of every key head.
     fn piece(&self, piece: &Piece, each: usize) -> Self {
-        let Self { q, packed, recent, positions, shape } = self.clone();
+        let Self { q, packed, recent, positions, shape, sinks } = self.clone();
         let cut = |tensor| cut_heads(tensor, piece, 1);
         let [keys, values] = [packed.keys, packed.values].map(|buffer| cut_heads_of(buffer, piece));
         Self {
@@ -225,6 +231,7 @@ impl AttentionPacked {
             recent: DenseKv { keys: cut(recent.keys), values: cut(recent.values), ..recent },
             positions: positions.narrow(piece[0].clone()),
             shape,
+            sinks: cut_sinks(sinks, piece, each),
         }
     }
 }
@@ -310,7 +317,7 @@ const SHADER: Shader = Shader {
 
 #[cfg(feature = "wgpu")]
 fn wgsl(
-    AttentionPacked { q, packed, recent, positions, shape }: AttentionPacked,
+    AttentionPacked { q, packed, recent, positions, shape, sinks }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> Tensor<4> {
     use burn::tensor::DType;
@@ -334,7 +341,7 @@ fn wgsl(
 
     let start = recent.start;
     let recent = Buffers::new(recent, &shape).from(packed.end.clone()).seen_at(&positions);
-    let written = Written { to: &parts, parts: all, before: of_packed.splits };
+    let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
     launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 
     let (positions, end) = (in_order(positions.on_device), primitive(packed.end));
@@ -392,7 +399,7 @@ fn wgsl(
     ]);
     let tensors = [&q, &keys, &key_scales, &values, &value_scales, &positions, &end, &parts];
     launch.run(workgroups, tensors, info);
-    combine(parts, dtype, dims)
+    combine(parts, sinks, dtype, dims)
 }
 
 /// Makes the numbers of each row contiguous.

@@ -42,9 +42,14 @@ pub(super) fn cut_heads(tensor: Tensor<4>, [rows, heads]: &Piece, each: usize) -
     tensor.narrow(1, heads.start * each, heads.len() * each)
 }
 
-/// Total number of parts of the keys in all sharings.
-pub(super) fn splits(sharings: &[Sharing]) -> usize {
-    sharings.iter().map(|sharing| sharing.splits).sum()
+/// Cuts the sinks of all query heads to these heads.
+pub(super) fn cut_sinks(sinks: Option<Tensor<1>>, [_, heads]: &Piece, each: usize) -> Option<Tensor<1>> {
+    sinks.map(|sinks| sinks.narrow(0, heads.start * each, heads.len() * each))
+}
+
+/// Total number of parts in all sharings: of the keys, and one more for sinks.
+pub(super) fn splits(sharings: &[Sharing], has_sinks: bool) -> usize {
+    sharings.iter().map(|sharing| sharing.splits).sum::<usize>() + usize::from(has_sinks)
 }
 
 /// Bytes of the largest tensor that the device can bind.

@@ -1,8 +1,8 @@
-//! Rotary positions (Su et al., 2021, <https://arxiv.org/abs/2104.09864>), in the half-split layout of
-//! transformers.
+//! Rotary positions (Su et al., 2021, <https://arxiv.org/abs/2104.09864>).
 //!
-//! `y₁ = x₁ cos − x₂ sin` and `y₂ = x₂ cos + x₁ sin` for the pairs `(i, i + rotary_dim / 2)` of every head of
-//! `[batch, heads, tokens, head_dim]`; dimensions from `rotary_dim` on are copied.
+//! `y₁ = x₁ cos − x₂ sin` and `y₂ = x₂ cos + x₁ sin` for the pairs of every head of
+//! `[batch, heads, tokens, head_dim]`; dimensions from `rotary_dim` on are copied. A pair is
+//! `(i, i + rotary_dim / 2)`, or `(2 i, 2 i + 1)`.
 //!
 //! Cosines and sines are rounded to the type of x, as in the reference. The products and their sum are
 //! float32 and rounded once. The reference rounds each of the three; GPUs would not agree with it or with
@@ -12,6 +12,7 @@
 mod native;
 
 use burn::tensor::{DType, FloatDType, Tensor};
+use kiln_core::need::RotaryPairs;
 
 use crate::{
     runtime::{
@@ -26,7 +27,7 @@ use crate::{
     },
 };
 
-/// Rotates the first dimensions of every head, in pairs `(i, i + rotary_dim / 2)`; copies the others.
+/// Rotates the first dimensions of every head in pairs, and copies the others.
 ///
 /// # Shapes
 /// The result has the shape of x.
@@ -38,6 +39,7 @@ pub struct Rotary {
     pub cos: Tensor<3>,
     /// Like `cos`.
     pub sin: Tensor<3>,
+    pub pairs: RotaryPairs,
 }
 
 impl Kernel for Rotary {
@@ -45,7 +47,7 @@ impl Kernel for Rotary {
     type Output = Tensor<4>;
 
     fn checked(self) -> Self {
-        let Self { x, cos, sin } = self;
+        let Self { x, cos, sin, pairs: of } = self;
         let ([batch, _, tokens, head_dim], [tables, _, pairs]) = (x.dims(), cos.dims());
         let tables_fit = (tables == 1 || tables == batch) && 2 * pairs <= head_dim;
         assert!(
@@ -55,7 +57,7 @@ impl Kernel for Rotary {
             x.dims()
         );
         assert_eq!(sin.dims(), cos.dims(), "rotary: sin and cos");
-        Self { x, cos: cos.cast(FloatDType::F32), sin: sin.cast(FloatDType::F32) }
+        Self { x, cos: cos.cast(FloatDType::F32), sin: sin.cast(FloatDType::F32), pairs: of }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -63,18 +65,25 @@ impl Kernel for Rotary {
     }
 
     fn reference(self) -> Tensor<4> {
-        let Self { x, cos, sin } = self;
+        let Self { x, cos, sin, pairs: of } = self;
         let dtype = x.dtype();
-        let [_, _, _, dim] = x.dims();
+        let [batch, heads, tokens, dim] = x.dims();
         let [_, _, pairs] = cos.dims();
         let table = |table: Tensor<3>| table.cast(dtype).cast(DType::F32).unsqueeze_dim::<4>(1);
         let (cos, sin) = (table(cos), table(sin));
-        let first = x.clone().narrow(3, 0, pairs).cast(DType::F32);
-        let second = x.clone().narrow(3, pairs, pairs).cast(DType::F32);
+        // The axis of both numbers of a pair.
+        let (shape, axis) = match of {
+            RotaryPairs::Halves => ([batch, heads, tokens, 2, pairs], 3),
+            RotaryPairs::Adjacent => ([batch, heads, tokens, pairs, 2], 4),
+        };
+        let both = x.clone().narrow(3, 0, 2 * pairs).cast(DType::F32).reshape(shape);
+        let number = |which| both.clone().narrow(axis, which, 1).reshape([batch, heads, tokens, pairs]);
+        let [first, second] = [0, 1].map(number);
 
         let rotated_first = first.clone() * cos.clone() - second.clone() * sin.clone();
         let rotated_second = second * cos + first * sin;
-        let mut parts = vec![rotated_first.cast(dtype), rotated_second.cast(dtype)];
+        let rotated = Tensor::stack::<5>(vec![rotated_first, rotated_second], axis);
+        let mut parts = vec![rotated.reshape([batch, heads, tokens, 2 * pairs]).cast(dtype)];
         if 2 * pairs < dim {
             parts.push(x.narrow(3, 2 * pairs, dim - 2 * pairs));
         }
@@ -95,9 +104,10 @@ impl Kernel for Rotary {
             shaders::rotary::Info,
         };
 
-        let Self { x, cos, sin } = self;
+        let Self { x, cos, sin, pairs: of } = self;
         let [batch, heads, tokens, head_dim] = x.dims();
         let [tables, _, pairs] = cos.dims();
+        let [pair_stride, pair_width] = of.strides(pairs).map(|stride| stride as u32);
         let (x, cos, sin) = (primitive(x), primitive(cos), primitive(sin));
         let y = empty_like(&x);
         let [[cos0, cos1, cos2], [sin0, sin1, sin2]] = [strides(&cos), strides(&sin)];
@@ -111,6 +121,8 @@ impl Kernel for Rotary {
             tokens: tokens as u32,
             head_dim: head_dim as u32,
             pairs: pairs as u32,
+            pair_stride,
+            pair_width,
             invocations: invocations as u32,
         };
         let launch = Launch::new(&SHADER, x.dtype, &y.client);
@@ -136,7 +148,7 @@ impl Checked for Rotary {
             1 => table.narrow(1, tokens.start, tokens.len()),
             _ => cut(table, &part, 1),
         };
-        Self { x: cut(self.x, &part, 2), cos: table(self.cos), sin: table(self.sin) }
+        Self { x: cut(self.x, &part, 2), cos: table(self.cos), sin: table(self.sin), pairs: self.pairs }
     }
 
     fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
@@ -148,18 +160,24 @@ impl Checked for Rotary {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let case = |x: [usize; 4], layout: Layout, rotated: usize, tables: usize| {
-            let inputs = Case::new((x, layout, rotated, tables), move |numbers| {
+        let case_of = |pairs: RotaryPairs, x: [usize; 4], layout: Layout, rotated: usize, tables: usize| {
+            let inputs = Case::new((pairs, x, layout, rotated, tables), move |numbers| {
                 let mut table = || numbers.float32([tables, x[2], rotated / 2]);
                 let (cos, sin) = (table(), table());
-                Self { x: numbers.tensor(x, layout), cos, sin }
+                Self { x: numbers.tensor(x, layout), cos, sin, pairs }
             });
             // Two products of at most LARGEST / 2 by LARGEST, with one factor rounded, and their sum.
             inputs.within(|want, Rounding { single, ulp, .. }| {
                 LARGEST * LARGEST * (2.0 * single + ulp) + want.abs() * ulp
             })
         };
+        let case = |x, layout, rotated, tables| case_of(RotaryPairs::Halves, x, layout, rotated, tables);
         let mut cases = Vec::new();
+        for (head_dim, rotated) in [(2, 2), (12, 2), (80, 32), (128, 128)] {
+            let adjacent = |x, layout, tables| case_of(RotaryPairs::Adjacent, x, layout, rotated, tables);
+            cases.push(adjacent([1, 8, 1, head_dim], Plain, 1));
+            cases.push(adjacent([3, 2, 5, head_dim], Swapped(1, 2), 3));
+        }
         for (head_dim, rotated) in
             [(8, 8), (12, 12), (12, 2), (64, 64), (80, 32), (80, 80), (96, 96), (128, 64), (256, 256)]
         {
@@ -198,6 +216,8 @@ mod cube {
         y: &mut Tensor<E>,
         // 0 if all sequences share their angles.
         each: usize,
+        pair_stride: usize,
+        pair_width: usize,
         invocations: usize,
         #[define(E)] _elem: ElemType,
     ) {
@@ -224,19 +244,21 @@ mod cube {
             // The tables are rounded to the type of x, the result once.
             let c = f32::cast_from(E::cast_from(cosine));
             let s = f32::cast_from(E::cast_from(sine));
-            let first = f32::cast_from(x[x_vector + place * x.stride(3)]);
-            let second = f32::cast_from(x[x_vector + (place + pairs) * x.stride(3)]);
-            y[y_vector + place] = E::cast_from(first * c - second * s);
-            y[y_vector + place + pairs] = E::cast_from(second * c + first * s);
+            let i = place * pair_stride;
+            let first = f32::cast_from(x[x_vector + i * x.stride(3)]);
+            let second = f32::cast_from(x[x_vector + (i + pair_width) * x.stride(3)]);
+            y[y_vector + i] = E::cast_from(first * c - second * s);
+            y[y_vector + i + pair_width] = E::cast_from(second * c + first * s);
         }
     }
 
-    pub(super) fn launch(Rotary { x, cos, sin }: Rotary) -> burn::tensor::Tensor<4> {
+    pub(super) fn launch(Rotary { x, cos, sin, pairs: of }: Rotary) -> burn::tensor::Tensor<4> {
         let [batch, heads, tokens, head_dim] = x.dims();
         let [tables, _, pairs] = cos.dims();
         let (x, cos, sin) = (primitive(x), primitive(cos), primitive(sin));
         let y = empty_like(&x);
         let invocations = batch * heads * tokens * (head_dim - pairs);
+        let [pair_stride, pair_width] = of.strides(pairs);
         let elem = dtype_to_storage_type(x.dtype);
         rotary::launch(
             &y.client,
@@ -248,6 +270,8 @@ mod cube {
             sin.into_tensor_arg(),
             y.clone().into_tensor_arg(),
             usize::from(tables > 1),
+            pair_stride,
+            pair_width,
             invocations,
             elem,
         );

@@ -116,15 +116,18 @@ pub(super) struct Written<'a> {
     pub(super) to: &'a CubeTensor,
     pub(super) parts: usize,
     pub(super) before: usize,
+    /// Whether parts are written, even if there is only one.
+    pub(super) is_split: bool,
 }
 
-/// Goes over a chain of buffers, with a launch for each. If they write more than one part, a last launch
-/// combines them.
+/// Goes over a chain of buffers, with a launch for each. If they write more than one part, or if there are
+/// sinks, a last launch combines them.
 pub(super) fn over_chain(
     q: Tensor<4>,
     chain: Vec<Buffers>,
+    sinks: Option<Tensor<1>>,
     launch: impl Fn(CubeTensor, Buffers, Sharing, Written<'_>),
-    combine: impl FnOnce(CubeTensor, DType, [usize; 4]) -> Tensor<4>,
+    combine: impl FnOnce(CubeTensor, Option<Tensor<1>>, DType, [usize; 4]) -> Tensor<4>,
 ) -> Tensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
@@ -135,14 +138,15 @@ pub(super) fn over_chain(
     let sharings: Vec<_> = chain.iter().map(share).collect();
     let splits = sharings.iter().map(|sharing| sharing.splits).sum();
     let q = primitive(q);
-    let to = match splits {
-        1 => empty_like(&q),
-        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    let is_split = splits > 1 || sinks.is_some();
+    let to = match is_split {
+        false => empty_like(&q),
+        true => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
     };
-    let mut written = Written { to: &to, parts: splits, before: 0 };
+    let mut written = Written { to: &to, parts: splits, before: 0, is_split };
     for (buffers, sharing) in chain.into_iter().zip(sharings) {
         launch(q.clone(), buffers, sharing, written);
         written.before += sharing.splits;
     }
-    if splits == 1 { Tensor::from_primitive::<Cube>(to) } else { combine(to, dtype, dims) }
+    if is_split { combine(to, sinks, dtype, dims) } else { Tensor::from_primitive::<Cube>(to) }
 }

@@ -17,11 +17,16 @@ use crate::{
     shaders::{attention_combine, attention_decode, attention_many},
 };
 
-pub(super) fn dense(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+pub(super) fn dense(
+    q: Tensor<4>,
+    chain: Vec<Buffers>,
+    positions: Tensor<2, Int>,
+    sinks: Option<Tensor<1>>,
+) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, positions.clone(), sharing, written);
     };
-    over_chain(q, chain, launch, combine)
+    over_chain(q, chain, sinks, launch, combine)
 }
 
 pub(super) fn launch(
@@ -70,7 +75,7 @@ pub(super) fn launch(
             })
         };
     }
-    let split = usize::from(written.parts > 1);
+    let split = usize::from(written.is_split);
     let (shader, picks, info) = match rows {
         Rows::Few { fours, chunk } => {
             let chunk = chunk as i32;
@@ -95,11 +100,26 @@ pub(super) fn launch(
 }
 
 /// Combines all parts into the result.
-pub(super) fn combine(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> Tensor<4> {
+pub(super) fn combine(
+    parts: CubeTensor,
+    sinks: Option<Tensor<1>>,
+    dtype: DType,
+    shape: [usize; 4],
+) -> Tensor<4> {
     let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
     let y = empty(&parts, shape, dtype);
-    let info =
-        attention_combine::Info { vectors: vectors as u32, splits: splits as u32, head_dim: shape[3] as u32 };
-    Launch::new(&COMBINE, dtype, &parts.client).run(vectors, [&parts, &y], info);
+    let has_sinks = sinks.is_some();
+    let sinks = sinks.map_or_else(|| empty(&parts, [1], DType::F32), primitive);
+    let [sink_stride] = strides(&sinks);
+    let info = attention_combine::Info {
+        vectors: vectors as u32,
+        splits: splits as u32,
+        heads: shape[1] as u32,
+        queries: shape[2] as u32,
+        head_dim: shape[3] as u32,
+        has_sinks: u32::from(has_sinks),
+        sink_stride,
+    };
+    Launch::new(&COMBINE, dtype, &parts.client).run(vectors, [&parts, &sinks, &y], info);
     Tensor::from_primitive::<Cube>(y)
 }

@@ -6,6 +6,7 @@
 //! those of separate steps.
 
 use burn::tensor::Tensor;
+use kiln_core::need::RotaryPairs;
 use kiln_weights::{
     Format,
     streams::{Arithmetic, Order},
@@ -97,7 +98,8 @@ impl Kernel for NormedLinear {
             Then::Rotate { cos, sin, heads, head_dim } => {
                 let len = heads * head_dim;
                 let x = y.clone().narrow(2, 0, len).reshape([rows, tokens, heads, head_dim]).swap_dims(1, 2);
-                let rotated = Rotary { x, cos, sin }.checked().reference().swap_dims(1, 2);
+                let rotated =
+                    Rotary { x, cos, sin, pairs: RotaryPairs::Halves }.checked().reference().swap_dims(1, 2);
                 let rotated = rotated.reshape([rows, tokens, len]);
                 match output - len {
                     0 => rotated,

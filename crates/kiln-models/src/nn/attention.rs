@@ -1,11 +1,11 @@
 //! Grouped-query attention, with rotary positions if the model has them.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Error, Result,
     layer::{KvLayer, Positions},
     model_cache::{BlockKeys, RowPart, SharedRows},
-    need::{AttentionNeed, LayerNeed, Stream},
+    need::{AttentionNeed, LayerNeed, RotaryPairs, Stream},
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{
@@ -18,7 +18,7 @@ use super::{
     places::{Frame, Places, Tables},
     rope::{RopeKind, Ropes},
 };
-use crate::{Sizes, Weights};
+use crate::{Part, Sizes, Weights};
 
 /// Settings of the attention of a block.
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +41,32 @@ pub(crate) struct AttentionConfig {
     pub(crate) o_bias: bool,
     /// Name of the output projection.
     pub(crate) o_name: &'static str,
-    /// Whether the projections of queries, keys and values are stored as one matrix, `qkv_proj`.
-    pub(crate) fused: bool,
-    /// Whether each head of queries and keys is normed before rotation.
-    pub(crate) head_norms: bool,
+    /// Name of the one matrix in which the projections of queries, keys and values are stored, in this order;
+    /// `None` if they are stored apart.
+    pub(crate) fused: Option<&'static str>,
+    /// Norms of queries and keys before rotation.
+    pub(crate) head_norms: Option<HeadNorms>,
     /// Factor that queries are multiplied by.
     pub(crate) scale: f64,
+    /// Whether queries are also multiplied by the model's [`QueryTemperature`].
+    pub(crate) tempered: bool,
+    /// Whether each head has a [sink](kiln_kernels::Attention::sinks).
+    pub(crate) sinks: bool,
     /// Soft cap of the scores: score `s` becomes `softcap · tanh(s / softcap)`.
     pub(crate) softcap: Option<f64>,
 }
+
+/// Norms of queries and keys, with their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeadNorms {
+    /// One norm for each head.
+    PerHead([&'static str; 2]),
+    /// One norm for all heads together.
+    Whole([&'static str; 2]),
+}
+
+/// Most common names of the norms of queries and keys.
+pub(crate) const QK_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
 /// Positions that a token sees: its own and earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +91,7 @@ impl AttentionConfig {
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
-        let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
+        let (qkv_bias, o_bias) = (false, false);
         Self {
             hidden,
             heads,
@@ -88,9 +105,11 @@ impl AttentionConfig {
             k_bias: true,
             o_bias,
             o_name: "o_proj",
-            fused,
-            head_norms,
+            fused: None,
+            head_norms: None,
             scale,
+            tempered: false,
+            sinks: false,
             softcap: None,
         }
     }
@@ -139,8 +158,10 @@ pub(crate) struct Attention {
     /// `q_proj`, `k_proj` and `v_proj`, stacked.
     qkv_proj: Linear,
     o_proj: Linear,
-    /// `q_norm` and `k_norm`.
+    /// Norms of queries and keys.
     head_norms: Option<[Norm; 2]>,
+    /// Sink of each head, in float32.
+    sinks: Option<Tensor<1>>,
     config: AttentionConfig,
 }
 
@@ -153,27 +174,32 @@ impl Attention {
     ) -> Result<Self> {
         let &AttentionConfig { hidden, heads, kv_heads, head_dim, value_dim, o_bias, o_name, .. } = config;
         let part = |part: &str| format!("{name}.{part}");
-        let [all, q, k, v] = ["qkv_proj", "q_proj", "k_proj", "v_proj"].map(part);
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(part);
+        let all = config.fused.map(part);
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
         let [mixed, values] = [heads, kv_heads].map(|heads| heads * value_dim);
-        let parts: &[(&str, usize)] = match config.fused {
-            false => &[(&q, queries), (&k, keys), (&v, values)],
-            true => &[(&all, queries + keys + values)],
+        let parts: &[(&str, usize)] = match &all {
+            None => &[(&q, queries), (&k, keys), (&v, values)],
+            Some(all) => &[(all, queries + keys + values)],
         };
         let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
         let qkv_proj = Linear::stacked_where(weights, parts, hidden, has_bias)?;
         let o_proj = Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?;
-        let mut head_norm = |name: &str| Norm::load(weights, &part(name), head_dim, norm);
+        let mut head_norm = |name: &str, len| Norm::load(weights, &part(name), len, norm);
         let head_norms = match config.head_norms {
-            true => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
-            false => None,
+            None => None,
+            Some(HeadNorms::PerHead([q, k])) => Some([head_norm(q, head_dim)?, head_norm(k, head_dim)?]),
+            Some(HeadNorms::Whole([q, k])) => Some([head_norm(q, queries)?, head_norm(k, keys)?]),
         };
-        Ok(Self { qkv_proj, o_proj, head_norms, config: *config })
+        let sinks = config.sinks.then(|| weights.vector(&[Part::new(part("sinks"), heads)])).transpose()?;
+        let sinks = sinks.map(|sinks| sinks.cast(DType::F32));
+        Ok(Self { qkv_proj, o_proj, head_norms, sinks, config: *config })
     }
 
     pub(crate) fn bytes(&self) -> usize {
         let norms = self.head_norms.iter().flatten().map(Norm::bytes).sum::<usize>();
-        self.qkv_proj.bytes() + self.o_proj.bytes() + norms
+        let sinks = self.sinks.as_ref().map_or(0, |_| self.config.heads * size_of::<f32>());
+        self.qkv_proj.bytes() + self.o_proj.bytes() + norms + sinks
     }
 
     /// Applies attention to vectors that are not normed yet, and adds `residual` if there is one.
@@ -193,7 +219,10 @@ impl Attention {
             BlockKeys::Shared(shared) => shared.parts.iter().map(|part| places.shared_frame(part)).collect(),
         };
         let tables = places.rotary(&frames, self.config.rope);
-        let new = self.queries_keys_values(normed, tables, kernels);
+        let pairs = places.pairs(self.config.rope);
+        let [queries, new_keys, values] = self.queries_keys_values(normed, tables, pairs, kernels);
+        let queries = if self.config.tempered { places.tempered(queries) } else { queries };
+        let new = [queries, new_keys, values];
         let mixed = match keys {
             BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
             BlockKeys::Shared(shared) => self.attend_shared(new, shared, &frames, places, kernels)?,
@@ -218,7 +247,7 @@ impl Attention {
             let positions = places.positions(std::slice::from_ref(frame));
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let view = part.layer.update(keys, values, &positions)?;
-            mixed.push(attend(queries, view, positions, self.shape(), kernels));
+            mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
         }
         Ok(mixed)
     }
@@ -264,7 +293,7 @@ impl Attention {
             };
             let (keys, values) = (of_rows(keys), of_rows(values));
             let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
-            mixed.push(attend(queries, view, positions, self.shape(), kernels));
+            mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
             parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
         }
         Ok(mixed)
@@ -283,13 +312,14 @@ impl Attention {
         &self,
         normed: Normed<'_>,
         tables: Option<Tables>,
+        pairs: RotaryPairs,
         kernels: &Kernels,
     ) -> [Tensor<4>; 3] {
         let [batch, tokens, _] = normed.x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        // Rotation is fused with the product, unless heads are normed in between.
+        // Rotation of halves is fused with the product, unless heads are normed in between.
         let (then, tables) = match (&self.head_norms, tables) {
-            (None, Some((cos, sin))) => {
+            (None, Some((cos, sin))) if pairs == RotaryPairs::Halves => {
                 let then =
                     Then::Rotate { cos: cos.clone(), sin: sin.clone(), heads: heads + kv_heads, head_dim };
                 (then, Some((cos, sin)))
@@ -304,7 +334,9 @@ impl Attention {
         let [both, values] = self.split(all);
         let values = values.swap_dims(1, 2);
         let rotate = |x: Tensor<4>| match &tables {
-            Some((cos, sin)) if !rotated => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() }),
+            Some((cos, sin)) if !rotated => {
+                kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone(), pairs })
+            }
             _ => x,
         };
         let [queries, keys] = match &self.head_norms {
@@ -315,8 +347,11 @@ impl Attention {
             Some([q_norm, k_norm]) => {
                 let all_heads = both.dims()[2];
                 let vectors = both.reshape([batch * tokens, all_heads, head_dim]);
+                let is_whole = matches!(self.config.head_norms, Some(HeadNorms::Whole(_)));
                 [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
-                    let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
+                    let own = vectors.clone().narrow(1, first, heads);
+                    let own = if is_whole { own.reshape([batch, tokens, heads * head_dim]) } else { own };
+                    let x = norm.forward(own, kernels);
                     rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
                 })
             }
@@ -356,7 +391,7 @@ impl Attention {
         let keys = both.narrow(1, heads, kv_heads);
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
         let shape = AttentionShape { scale, softcap, window: None, causal: false };
-        let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, kernels);
+        let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, None, kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * value_dim]);
         self.o_proj.forward_onto(Some(residual), merged, kernels)
     }
@@ -368,14 +403,16 @@ pub(super) fn attend(
     view: KvView,
     positions: Positions,
     shape: AttentionShape,
+    sinks: Option<&Tensor<1>>,
     kernels: &Kernels,
 ) -> Tensor<4> {
+    let sinks = sinks.cloned();
     let PackedView { packed, recent, rotation, .. } = match view {
         KvView::Dense(kv) => {
-            return kernels.run(kiln_kernels::Attention { q, chain: vec![kv], positions, shape });
+            return kernels.run(kiln_kernels::Attention { q, chain: vec![kv], positions, shape, sinks });
         }
         KvView::Chained(chain) => {
-            return kernels.run(kiln_kernels::Attention { q, chain, positions, shape });
+            return kernels.run(kiln_kernels::Attention { q, chain, positions, shape, sinks });
         }
         KvView::Packed(view) => *view,
     };
@@ -386,8 +423,8 @@ pub(super) fn attend(
     let [of_keys, of_values] = rotation.map_or([None, None], |matrices| matrices.map(Some));
     let q = rotate(q, of_keys);
     let mixed = match packed {
-        None => kernels.run(kiln_kernels::Attention { q, chain: vec![recent], positions, shape }),
-        Some(packed) => kernels.run(AttentionPacked { q, packed, recent, positions, shape }),
+        None => kernels.run(kiln_kernels::Attention { q, chain: vec![recent], positions, shape, sinks }),
+        Some(packed) => kernels.run(AttentionPacked { q, packed, recent, positions, shape, sinks }),
     };
     rotate(mixed, of_values)
 }

@@ -69,7 +69,7 @@ impl AudioEncoder {
         let hidden = blocks.sizes.hidden;
         for attention in blocks.attention() {
             attention.check(None)?;
-            if attention.reach != Reach::All || attention.head_norms || attention.cross_attention {
+            if attention.reach != Reach::All || attention.head_norms.is_some() || attention.cross_attention {
                 let why = "has an encoder with windows, norms of heads or an encoder of its own".to_owned();
                 return Err(Error::Setting { name: "config", why });
             }

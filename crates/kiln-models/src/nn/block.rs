@@ -1,6 +1,6 @@
 //! A block: a mixer, which looks at other tokens, and a feed-forward, which does not.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Result,
     model::{ExpertTraffic, WeightBytes},
@@ -15,6 +15,7 @@ use super::{
     experts::{Experts, ExpertsConfig},
     mamba::{Mamba, MambaConfig},
     mlp::{GatedMlp, PlainMlp},
+    names::NormNames,
     norm::{Norm, Normed},
     places::Places,
 };
@@ -40,8 +41,8 @@ pub(crate) enum MixerConfig {
 pub(crate) enum FeedForwardConfig {
     /// A gated feed-forward with the settings in [`DecoderConfig::mlp`].
     Gated,
-    /// Two projections without a gate, with the settings in [`DecoderConfig::mlp`].
-    Plain,
+    /// Two projections without a gate, with these names and the settings in [`DecoderConfig::mlp`].
+    Plain([&'static str; 2]),
     Experts(ExpertsConfig),
 }
 
@@ -93,7 +94,7 @@ struct NormedCrossAttention {
 /// A feed-forward with its norms.
 #[derive(Debug)]
 struct NormedFeedForward {
-    input_norm: Norm,
+    input_norm: Option<Norm>,
     feed_forward: FeedForward,
     /// Norm of the feed-forward's output, for models with norms after.
     norm: Option<Norm>,
@@ -101,12 +102,15 @@ struct NormedFeedForward {
 
 #[derive(Debug)]
 pub(crate) struct Block {
-    input_norm: Norm,
+    input_norm: Option<Norm>,
     mixer: Mixer,
     /// Norm of the mixer's output, for models with norms after.
     mixer_norm: Option<Norm>,
     cross_attention: Option<NormedCrossAttention>,
     feed_forward: Option<NormedFeedForward>,
+    /// Whether the feed-forward takes the input of the mixer, instead of its output.
+    is_parallel: bool,
+    residual_scale: Option<f64>,
 }
 
 impl Block {
@@ -117,42 +121,43 @@ impl Block {
         block: &BlockConfig,
         config: &DecoderConfig,
     ) -> Result<Self> {
-        let norm = |weights: &mut dyn Weights, part: &str| {
-            Norm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
+        let norm = |weights: &mut dyn Weights, part: Option<&str>| {
+            let load =
+                |part| Norm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm);
+            part.map(load).transpose()
         };
-        let norm_after = |weights: &mut dyn Weights, part: &str| match config.norms_after {
-            true => norm(weights, part).map(Some),
-            false => Ok(None),
-        };
+        let NormNames { before_mixer, after_mixer, before_feed_forward, after_feed_forward } =
+            config.names.norms;
         let mixer_name = match block.mixer {
             MixerConfig::Attention(_) => format!("{name}.{}", config.names.attention),
             MixerConfig::Mamba(_) => format!("{name}.{}", config.names.state_space),
         };
         let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
-        let before_feed_forward =
-            if config.norms_after { "pre_feedforward_layernorm" } else { config.names.feed_forward_norm };
-        let input_norm = norm(weights, config.names.input_norm)?;
+        let input_norm = norm(weights, before_mixer)?;
         Ok(Self {
-            mixer_norm: norm_after(weights, "post_attention_layernorm")?,
+            mixer_norm: norm(weights, after_mixer)?,
             mixer: match block.mixer {
                 MixerConfig::Attention(attention) => {
                     Mixer::Attention(Attention::load(weights, &mixer_name, &attention, config.norm)?)
                 }
                 MixerConfig::Mamba(mamba) => {
-                    Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, input_norm.dtype())?)
+                    let dtype = input_norm.as_ref().map_or(DType::F32, Norm::dtype);
+                    Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, dtype)?)
                 }
             },
             cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
                 None => None,
-                Some(attention) => Some(NormedCrossAttention {
-                    norm: norm(weights, "encoder_attn_layer_norm")?,
-                    attention: CrossAttention::load(weights, &format!("{name}.encoder_attn"), attention)?,
-                }),
+                Some(attention) => {
+                    let norm = norm(weights, Some("encoder_attn_layer_norm"))?;
+                    let attention =
+                        CrossAttention::load(weights, &format!("{name}.encoder_attn"), attention)?;
+                    norm.map(|norm| NormedCrossAttention { norm, attention })
+                }
             },
             feed_forward: match block.feed_forward {
                 None => None,
                 Some(feed_forward) => Some(NormedFeedForward {
-                    norm: norm_after(weights, "post_feedforward_layernorm")?,
+                    norm: norm(weights, after_feed_forward)?,
                     input_norm: norm(weights, before_feed_forward)?,
                     feed_forward: match feed_forward {
                         FeedForwardConfig::Gated => {
@@ -164,13 +169,16 @@ impl Block {
                             &experts,
                             &config.mlp,
                         )?),
-                        FeedForwardConfig::Plain => {
-                            FeedForward::Plain(PlainMlp::load(weights, name, &config.mlp)?)
+                        FeedForwardConfig::Plain(names) => {
+                            let names = names.map(|part| format!("{name}.{part}"));
+                            FeedForward::Plain(PlainMlp::load(weights, names, &config.mlp)?)
                         }
                     },
                 }),
             },
             input_norm,
+            is_parallel: config.parallel,
+            residual_scale: config.residual_scale,
         })
     }
 
@@ -186,8 +194,9 @@ impl Block {
         pass: &mut Pass<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let dtype = self.input_norm.dtype();
-        let normed = Normed { norm: &self.input_norm, x: x.clone().cast(dtype) };
+        let dtype = self.input_norm.as_ref().map_or(x.dtype(), Norm::dtype);
+        let input = x.clone();
+        let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone().cast(dtype) };
         let mix = |residual| match &self.mixer {
             Mixer::Attention(attention) => {
                 attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
@@ -197,9 +206,9 @@ impl Block {
             }
         };
         let x = match &self.mixer_norm {
-            None if x.dtype() == dtype => mix(Some(x))?,
-            None => mix(None)?.cast(x.dtype()) + x,
-            Some(norm) => x + norm.forward(mix(None)?, kernels),
+            None if x.dtype() == dtype && self.residual_scale.is_none() => mix(Some(x))?,
+            None => self.scaled(mix(None)?.cast(x.dtype())) + x,
+            Some(norm) => x + self.scaled(norm.forward(mix(None)?, kernels)),
         };
         let x = match &self.cross_attention {
             Some(NormedCrossAttention { norm, attention }) => {
@@ -208,7 +217,17 @@ impl Block {
             }
             None => x,
         };
-        self.feed(x, kernels)
+        let input = if self.is_parallel { input } else { x.clone() };
+        self.feed(input, x, kernels)
+    }
+
+    /// Multiplies the output of a half of the block by the factor of the model.
+    fn scaled(&self, x: Tensor<3>) -> Tensor<3> {
+        let dtype = x.dtype();
+        match self.residual_scale {
+            Some(scale) => (x.cast(DType::F32) * scale).cast(dtype),
+            None => x,
+        }
     }
 
     /// Applies a block of an encoder to `x`: every token sees all others, and nothing is cached.
@@ -216,12 +235,12 @@ impl Block {
     /// # Shapes
     /// `[batch, tokens, hidden]`, unchanged.
     pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
-        let normed = self.input_norm.forward(x.clone(), kernels);
+        let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone() }.compute(kernels);
         let x = match &self.mixer {
             Mixer::Attention(attention) => attention.encode(x, normed, kernels),
             Mixer::Mamba(_) => unreachable!("an encoder has attention"),
         };
-        self.feed(x, kernels)
+        self.feed(x.clone(), x, kernels)
     }
 
     /// Stores the keys and values that the block computes from the encoder's output
@@ -242,16 +261,28 @@ impl Block {
         Ok(())
     }
 
-    fn feed(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
-        match &self.feed_forward {
-            Some(feed_forward) => feed_forward.forward(x, kernels),
-            None => Ok(x),
+    /// Adds to `x` the feed-forward of `input`, with its norms.
+    fn feed(&self, input: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
+        let Some(NormedFeedForward { input_norm, feed_forward, norm }) = &self.feed_forward else {
+            return Ok(x);
+        };
+        let shared = self.input_norm.as_ref().filter(|_| self.is_parallel);
+        let normed = Normed { norm: input_norm.as_ref().or(shared), x: input };
+        let feed = |residual| match feed_forward {
+            FeedForward::Gated(gated) => Ok(gated.forward_normed(residual, normed, kernels)),
+            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed.compute(kernels), kernels)),
+            FeedForward::Experts(experts) => experts.forward(residual, normed.compute(kernels), kernels),
+        };
+        match norm {
+            None if self.residual_scale.is_none() => feed(Some(x)),
+            None => Ok(self.scaled(feed(None)?) + x),
+            Some(norm) => Ok(x + self.scaled(norm.forward(feed(None)?, kernels))),
         }
     }
 
     /// Returns the size of the weights in bytes.
     pub(crate) fn bytes(&self) -> WeightBytes {
-        let norms = [&self.input_norm].into_iter().chain(&self.mixer_norm);
+        let norms = self.input_norm.iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
             Mixer::Mamba(mamba) => mamba.bytes(),
@@ -279,25 +310,8 @@ impl Block {
 }
 
 impl NormedFeedForward {
-    /// Applies the norms and the feed-forward to `x`, and adds the result to `x`.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged.
-    fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
-        let normed = Normed { norm: &self.input_norm, x: x.clone() };
-        let feed = |residual| match &self.feed_forward {
-            FeedForward::Gated(gated) => Ok(gated.forward_normed(residual, normed, kernels)),
-            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed.compute(kernels), kernels)),
-            FeedForward::Experts(experts) => experts.forward(residual, normed.compute(kernels), kernels),
-        };
-        match &self.norm {
-            None => feed(Some(x)),
-            Some(norm) => Ok(x + norm.forward(feed(None)?, kernels)),
-        }
-    }
-
     fn bytes(&self) -> usize {
-        let norms = [&self.input_norm].into_iter().chain(&self.norm);
+        let norms = self.input_norm.iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.bytes(),
             FeedForward::Plain(plain) => plain.bytes(),

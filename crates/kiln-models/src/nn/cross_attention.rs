@@ -100,7 +100,7 @@ impl CrossAttention {
             if !wanted.is_empty() {
                 aligned.push(weights(&queries, &view, &wanted, scale)?);
             }
-            mixed.push(attend(queries, view, places.behind(part.rows.len(), keys), shape, kernels));
+            mixed.push(attend(queries, view, places.behind(part.rows.len(), keys), shape, None, kernels));
         }
         places.align(aligned);
         Ok(self.o_proj.forward_onto(Some(residual), places.joined_heads(mixed), kernels))

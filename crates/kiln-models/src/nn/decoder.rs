@@ -20,11 +20,12 @@ use super::{
     attention::{AttentionConfig, Reach},
     block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
     experts::ExpertsConfig,
+    linear::Linear,
     mamba::MambaConfig,
     mlp::MlpConfig,
-    names::{Names, TensorNames},
+    names::{Names, NormNames, TensorNames},
     norm::{Norm, NormKind},
-    places::Places,
+    places::{Places, QueryTemperature},
     rope::{RopeKind, Ropes},
 };
 use crate::{ConfigFile, Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
@@ -39,20 +40,35 @@ pub(crate) struct DecoderConfig {
     pub(crate) learned_positions: Option<usize>,
     pub(crate) names: Names,
     pub(crate) norm: NormKind,
-    /// Whether the outputs of attention and feed-forward are normed, too.
-    pub(crate) norms_after: bool,
+    /// Whether mixer and feed-forward of a block take the same input.
+    pub(crate) parallel: bool,
+    /// Factor that the outputs of mixers and feed-forwards are multiplied by.
+    pub(crate) residual_scale: Option<f64>,
     /// Whether the residual is float32, whatever the type of the weights.
     pub(crate) float32_residual: bool,
-    /// Factor that embeddings are multiplied by, rounded to their type.
-    pub(crate) embedding_scale: Option<f32>,
+    /// Factor that embeddings are multiplied by.
+    pub(crate) embedding_scale: Option<Scale>,
     pub(crate) blocks: Vec<BlockConfig>,
     /// Numbers of the blocks in the checkpoint; `None` if all blocks are present, in order.
     pub(crate) numbers: Option<Vec<usize>>,
     pub(crate) mlp: MlpConfig,
     /// Whether activations stay within float16.
     pub(crate) fits_float16: bool,
+    pub(crate) query_temperature: Option<QueryTemperature>,
     /// Soft cap of the logits: logit `x` becomes `final_softcap · tanh(x / final_softcap)`.
     pub(crate) final_softcap: Option<f64>,
+    /// Factor that logits are multiplied by.
+    pub(crate) logit_scale: Option<f64>,
+    /// Whether the head has a bias.
+    pub(crate) head_bias: bool,
+}
+
+/// A factor of embeddings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scale {
+    /// The factor is rounded to the type of the embeddings before the product.
+    Rounded(f32),
+    Exact(f32),
 }
 
 impl DecoderConfig {
@@ -64,12 +80,16 @@ impl DecoderConfig {
             blocks: vec![BlockConfig::attention(attention); sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind::rms(eps),
-            norms_after: false,
+            parallel: false,
+            residual_scale: None,
             float32_residual: false,
             embedding_scale: None,
             fits_float16: true,
             numbers: None,
+            query_temperature: None,
             final_softcap: None,
+            logit_scale: None,
+            head_bias: false,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
             ropes: Some(ropes),
             learned_positions: None,
@@ -91,26 +111,29 @@ impl DecoderConfig {
         };
         let block = BlockConfig {
             mixer: MixerConfig::Attention(attention),
-            feed_forward: Some(FeedForwardConfig::Plain),
+            feed_forward: Some(FeedForwardConfig::Plain(["fc1", "fc2"])),
         };
         Self {
             blocks: vec![block; sizes.layers],
             mlp: MlpConfig { bias: true, activation, ..MlpConfig::new(&sizes) },
-            norm: NormKind::Layer { eps },
-            norms_after: false,
+            norm: NormKind::Layer { eps, bias: true },
+            parallel: false,
+            residual_scale: None,
             float32_residual: false,
             embedding_scale: None,
             fits_float16: true,
             numbers: None,
+            query_temperature: None,
             final_softcap: None,
+            logit_scale: None,
+            head_bias: false,
             ropes: None,
             learned_positions: Some(sizes.positions),
             names: Names {
                 model: "model.decoder",
                 norm: "layer_norm",
                 head: "proj_out",
-                input_norm: "self_attn_layer_norm",
-                feed_forward_norm: "final_layer_norm",
+                norms: NormNames::before("self_attn_layer_norm", "final_layer_norm"),
                 ..Names::default()
             },
             sizes,
@@ -123,19 +146,23 @@ impl DecoderConfig {
             blocks: vec![BlockConfig::alone(MixerConfig::Mamba(mamba)); sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind::rms(eps),
-            norms_after: false,
+            parallel: false,
+            residual_scale: None,
             float32_residual: true,
             embedding_scale: None,
             fits_float16: true,
             numbers: None,
+            query_temperature: None,
             final_softcap: None,
+            logit_scale: None,
+            head_bias: false,
             ropes: None,
             learned_positions: None,
             names: Names {
                 model: "backbone",
                 embeddings: "embeddings",
                 norm: "norm_f",
-                input_norm: "norm",
+                norms: NormNames { before_mixer: Some("norm"), ..Names::default().norms },
                 state_space: "mixer",
                 ..Names::default()
             },
@@ -194,6 +221,18 @@ impl DecoderConfig {
         }
     }
 
+    /// Removes the rotation from attention blocks for whose number `rotates` returns false.
+    pub(crate) fn set_rotating(&mut self, rotates: impl Fn(usize) -> bool) {
+        for (_, attention) in self.attention_mut().enumerate().filter(|(i, _)| !rotates(*i)) {
+            attention.rope = None;
+        }
+    }
+
+    /// Gives all blocks this feed-forward.
+    pub(crate) fn set_feed_forward(&mut self, feed_forward: FeedForwardConfig) {
+        self.blocks.iter_mut().for_each(|block| block.feed_forward = Some(feed_forward));
+    }
+
     /// Makes the feed-forwards of the blocks for which `is_mixture` returns true mixtures of experts.
     pub(crate) fn set_experts(&mut self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) {
         let mut blocks = 0;
@@ -230,7 +269,7 @@ impl DecoderConfig {
         let eps = common.eps;
         let mut decoder = Self::new(common, ropes);
         decoder.norm = NormKind::Rms { eps, order: NormOrder::ScaleThenCast };
-        decoder.embedding_scale = Some((decoder.sizes.hidden as f64).sqrt() as f32);
+        decoder.embedding_scale = Some(Scale::Rounded((decoder.sizes.hidden as f64).sqrt() as f32));
         decoder
     }
 }
@@ -282,7 +321,7 @@ pub(crate) struct Decoder {
     embed_positions: Option<Rows>,
     layers: Vec<Block>,
     norm: Norm,
-    lm_head: Rows,
+    lm_head: Linear,
     config: DecoderConfig,
     placement: Placement,
 }
@@ -294,16 +333,16 @@ impl Decoder {
         placement: &Placement,
     ) -> Result<Self> {
         let Sizes { hidden, vocab, tied, .. } = config.sizes;
-        let Names { model, embeddings, norm, head, .. } = config.names;
+        let Names { model, embeddings, positions, layers, norm, head, .. } = config.names;
         config.attention().try_for_each(|attention| attention.check(config.ropes.as_ref()))?;
         let embeddings = [Part::new(format!("{model}.{embeddings}.weight"), vocab)];
         let embed_tokens = weights.rows(&embeddings, hidden)?;
-        let table = |rows| Part::new(format!("{model}.embed_positions.weight"), rows);
+        let table = |rows| Part::new(format!("{model}.{positions}.weight"), rows);
         let embed_positions = config.learned_positions.map(|rows| weights.rows(&[table(rows)], hidden));
         let block = |(i, block): (usize, &BlockConfig)| {
             let number = config.numbers.as_ref().and_then(|numbers| numbers.get(i).copied()).unwrap_or(i);
             weights.begin_block(i);
-            Block::load(weights, &format!("{model}.layers.{number}"), block, config)
+            Block::load(weights, &format!("{model}.{layers}.{number}"), block, config)
         };
         let layers: Result<_> = config.blocks.iter().enumerate().map(block).collect();
         if placement.blocks(config.blocks.len()).any(|(blocks, _)| blocks.is_empty()) {
@@ -315,9 +354,9 @@ impl Decoder {
             layers: layers?,
             norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
             lm_head: match tied {
-                true if shares_head(placement) => embed_tokens.clone(),
-                true => weights.rows(&embeddings, hidden)?,
-                false => weights.rows(&[Part::new(format!("{head}.weight"), vocab)], hidden)?,
+                true if shares_head(placement) => Linear::from(embed_tokens.clone()),
+                true => Linear::from(weights.rows(&embeddings, hidden)?),
+                false => Linear::load(weights, head, [hidden, vocab], config.head_bias)?,
             },
             embed_tokens,
             config: config.clone(),
@@ -407,13 +446,18 @@ impl CausalModel for Decoder {
             places.first().check_even()?;
             places.iter_mut().for_each(|places| places.aligned = heads);
         }
-        let mut x = self.embed_tokens.select(places.first().tokens()?, kernels);
-        if let Some(scale) = self.config.embedding_scale {
-            let scale = rounded(scale, x.dtype());
-            x = x * scale;
+        if let Some(temperature) = self.config.query_temperature {
+            places.iter_mut().for_each(|places| places.set_temperature(temperature, pass));
         }
+        let mut x = self.embed_tokens.select(places.first().tokens()?, kernels);
+        let dtype = x.dtype();
+        x = match self.config.embedding_scale {
+            Some(Scale::Rounded(scale)) => x * rounded(scale, dtype),
+            Some(Scale::Exact(scale)) => (x.cast(DType::F32) * scale).cast(dtype),
+            None => x,
+        };
         if let Some(table) = &self.embed_positions {
-            x = x + table.select(places.first().learned(pass), kernels);
+            x = x + table.select(places.first().token_positions(pass), kernels);
         }
         if self.config.float32_residual {
             x = x.cast(DType::F32);
@@ -448,26 +492,30 @@ impl CausalModel for Decoder {
             (_, 0) => self.head(x),
             (_, early) => {
                 let logits = self.project(Tensor::cat(hidden.into_iter().chain([x]).collect(), 1));
-                // Early layers have no softcap.
-                let own = self.capped(logits.clone().narrow(1, early, 1));
+                // Early layers have neither scale nor softcap.
+                let own = self.scaled(logits.clone().narrow(1, early, 1));
                 Tensor::cat(vec![logits.narrow(1, 0, early), own], 1)
             }
         })
     }
 
     fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.capped(self.project(hidden))
+        self.scaled(self.project(hidden))
     }
 }
 
 impl Decoder {
-    /// Returns logits in float32, without the softcap.
+    /// Returns logits in float32, without scale and softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
         let hidden = hidden.cast(self.norm.dtype());
-        self.lm_head.project(hidden, None, None, self.placement.last()).cast(DType::F32)
+        self.lm_head.forward(hidden, self.placement.last()).cast(DType::F32)
     }
 
-    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+    fn scaled(&self, logits: Tensor<3>) -> Tensor<3> {
+        let logits = match self.config.logit_scale {
+            Some(scale) => logits * scale,
+            None => logits,
+        };
         match self.config.final_softcap {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,

@@ -90,7 +90,7 @@ impl Linear {
 
     /// Applies norm, [`forward`](Self::forward) and `then` in one launch; `None` if there is no such kernel.
     pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
-        let Norm::Rms { weight: scale, eps, order } = normed.norm else { return None };
+        let Some(Norm::Rms { weight: scale, eps, order }) = normed.norm else { return None };
         let fused = NormedLinear {
             x: normed.x.clone(),
             scale: scale.clone(),

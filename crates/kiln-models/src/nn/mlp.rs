@@ -26,14 +26,15 @@ impl MlpConfig {
     }
 }
 
-/// Parses transformers' `name` of an activation; `key` is its config field.
-pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<Activation> {
+/// Parses transformers' `name` of an activation, by default SiLU; `key` is its config field.
+pub(crate) fn activation(config: &ConfigFile, key: &str, name: Option<&str>) -> Result<Activation> {
+    let name = name.unwrap_or("silu");
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" => Ok(Activation::Gelu),
-        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
         _ => {
-            let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new";
+            let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast";
             Err(config.error(&format!("`{key}` is `{name}`; {known}")))
         }
     }
@@ -108,10 +109,12 @@ pub(crate) struct PlainMlp {
 }
 
 impl PlainMlp {
-    pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
+    /// Reads the projections with these names.
+    pub(crate) fn load(weights: &mut dyn Weights, names: [String; 2], config: &MlpConfig) -> Result<Self> {
         let &MlpConfig { hidden, intermediate, bias, activation, .. } = config;
-        let mut linear = |part: &str, sizes| Linear::load(weights, &format!("{name}.{part}"), sizes, bias);
-        let (fc1, fc2) = (linear("fc1", [hidden, intermediate])?, linear("fc2", [intermediate, hidden])?);
+        let [fc1, fc2] = names;
+        let fc1 = Linear::load(weights, &fc1, [hidden, intermediate], bias)?;
+        let fc2 = Linear::load(weights, &fc2, [intermediate, hidden], bias)?;
         Ok(Self { fc1, fc2, activation })
     }
 

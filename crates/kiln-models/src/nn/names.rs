@@ -15,23 +15,57 @@ pub(crate) struct Names {
     pub(crate) model: &'static str,
     /// Name of the embeddings of tokens.
     pub(crate) embeddings: &'static str,
+    /// Name of the table of learned positions.
+    pub(crate) positions: &'static str,
+    /// Module of the blocks.
+    pub(crate) layers: &'static str,
     /// Name of the norm after the last block.
     pub(crate) norm: &'static str,
     /// Name of the matrix that turns hidden states into logits.
     pub(crate) head: &'static str,
-    /// Name of the norm before a block's mixer (attention, or a state-space model).
-    pub(crate) input_norm: &'static str,
+    pub(crate) norms: NormNames,
     /// Name of a mixer that is attention.
     pub(crate) attention: &'static str,
     /// Name of a mixer that is a state-space model.
     pub(crate) state_space: &'static str,
-    /// Name of the norm before a block's feed-forward. Not used by models that also have norms after mixer
-    /// and feed-forward ([`DecoderConfig::norms_after`]).
-    pub(crate) feed_forward_norm: &'static str,
     /// Name of a block's feed-forward.
     pub(crate) feed_forward: &'static str,
     /// Name of the feed-forward in checkpoints of other versions of Transformers.
     pub(crate) feed_forward_alias: Option<&'static str>,
+}
+
+/// Names of the norms of a block; `None` for a norm that a block does not have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormNames {
+    /// Norm before the mixer (attention, or a state-space model).
+    pub(crate) before_mixer: Option<&'static str>,
+    pub(crate) after_mixer: Option<&'static str>,
+    /// Norm before the feed-forward. A parallel block without one feeds both its halves the same vectors.
+    pub(crate) before_feed_forward: Option<&'static str>,
+    pub(crate) after_feed_forward: Option<&'static str>,
+}
+
+impl NormNames {
+    /// Names of norms before the mixer and before the feed-forward.
+    pub(crate) const fn before(mixer: &'static str, feed_forward: &'static str) -> Self {
+        Self {
+            before_mixer: Some(mixer),
+            after_mixer: None,
+            before_feed_forward: Some(feed_forward),
+            after_feed_forward: None,
+        }
+    }
+
+    /// Names of norms before and after, as Gemma 2 has them.
+    pub(crate) const AROUND: Self = Self {
+        before_mixer: Some("input_layernorm"),
+        after_mixer: Some("post_attention_layernorm"),
+        before_feed_forward: Some("pre_feedforward_layernorm"),
+        after_feed_forward: Some("post_feedforward_layernorm"),
+    };
+
+    /// Names of norms after mixer and feed-forward, as OLMo 2 has them.
+    pub(crate) const AFTER: Self = Self { before_mixer: None, before_feed_forward: None, ..Self::AROUND };
 }
 
 impl Default for Names {
@@ -39,12 +73,13 @@ impl Default for Names {
         Self {
             model: "model",
             embeddings: "embed_tokens",
+            positions: "embed_positions",
+            layers: "layers",
             norm: "norm",
             head: "lm_head",
-            input_norm: "input_layernorm",
+            norms: NormNames::before("input_layernorm", "post_attention_layernorm"),
             attention: "self_attn",
             state_space: "mamba",
-            feed_forward_norm: "post_attention_layernorm",
             feed_forward: "mlp",
             feed_forward_alias: None,
         }
@@ -96,10 +131,10 @@ impl TensorNames {
 impl DecoderConfig {
     /// Returns the names of the decoder's tensors.
     pub(crate) fn tensor_names(&self) -> TensorNames {
-        let Names { model, embeddings, norm, head, feed_forward, feed_forward_alias, .. } = self.names;
+        let Names { model, embeddings, positions, layers, norm, head, feed_forward, .. } = self.names;
         let (base, children) = match model.split_once('.') {
             Some((base, child)) => (base, vec![child]),
-            None => (model, vec![embeddings, "layers", norm]),
+            None => (model, vec![embeddings, positions, layers, norm]),
         };
         let alias = |alias: &str| (format!(".{alias}."), format!(".{feed_forward}."));
         let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
@@ -112,8 +147,8 @@ impl DecoderConfig {
             children,
             embedding: format!("{model}.{embeddings}.weight"),
             head,
-            blocks: vec![(format!("{model}.layers."), self.blocks.len())],
-            aliases: feed_forward_alias.map(alias).into_iter().collect(),
+            blocks: vec![(format!("{model}.{layers}."), self.blocks.len())],
+            aliases: self.names.feed_forward_alias.map(alias).into_iter().collect(),
             experts: experts.map(|names| [names.gate, names.up, names.down]),
             without_bias: self.without_bias(experts.map(|names| names.router)),
         }
@@ -121,27 +156,25 @@ impl DecoderConfig {
 
     /// Returns the modules without a bias, by the last part of their names.
     fn without_bias(&self, router: Option<&'static str>) -> Vec<&'static str> {
-        const FEED_FORWARD: [&str; 10] = [
-            "gate_proj",
-            "up_proj",
-            "gate_up_proj",
-            "down_proj",
-            "fc1",
-            "fc2",
-            "w1",
-            "w2",
-            "w3",
-            "shared_expert_gate",
-        ];
+        const FEED_FORWARD: [&str; 8] =
+            ["gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3", "shared_expert_gate"];
 
         let any = |has_bias: fn(&AttentionConfig) -> bool| self.attention().any(has_bias);
         let o_name = self.attention().next().map_or("o_proj", |attention| attention.o_name);
-        let mut modules: Vec<&'static str> = router.into_iter().chain([self.names.head]).collect();
+        let fused = self.attention().find_map(|attention| attention.fused).unwrap_or("qkv_proj");
+        let plain = self.blocks.iter().find_map(|block| match block.feed_forward {
+            Some(FeedForwardConfig::Plain(names)) => Some(names),
+            _ => None,
+        });
+        let plain = plain.unwrap_or(["fc1", "fc2"]).map(|name| name.rsplit('.').next().unwrap_or(name));
+        let mut modules: Vec<&'static str> = router.into_iter().collect();
         for (has_bias, without) in [
-            (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", "qkv_proj"][..]),
+            (self.head_bias, &[self.names.head][..]),
+            (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", fused]),
             (any(|attention| attention.qkv_bias && attention.k_bias), &["k_proj"]),
             (any(|attention| attention.o_bias), &[o_name]),
             (self.mlp.bias, &FEED_FORWARD),
+            (self.mlp.bias, &plain),
         ] {
             if !has_bias {
                 modules.extend(without);

@@ -13,9 +13,10 @@ pub(crate) enum NormKind {
         eps: f64,
         order: NormOrder,
     },
-    /// LayerNorm, which has a bias in addition to the weight.
     Layer {
         eps: f64,
+        /// Whether there is a bias in addition to the weight.
+        bias: bool,
     },
 }
 
@@ -34,13 +35,16 @@ pub(crate) enum Norm {
 }
 
 impl Norm {
-    /// Reads `name.weight`, and `name.bias` for a LayerNorm.
+    /// Reads `name.weight`, and `name.bias` if there is one.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
         let mut vector = |part: &str| weights.vector(&[Part::new(format!("{name}.{part}"), len)]);
         let weight = vector("weight")?;
         Ok(match kind {
             NormKind::Rms { eps, order } => Self::Rms { weight, eps, order },
-            NormKind::Layer { eps } => Self::Layer { weight, bias: vector("bias")?, eps },
+            NormKind::Layer { eps, bias } => {
+                let bias = if bias { vector("bias")? } else { weight.zeros_like() };
+                Self::Layer { weight, bias, eps }
+            }
         })
     }
 
@@ -83,7 +87,8 @@ impl Norm {
 /// Vectors that are not normed yet. A projection fuses the norm if it can.
 #[derive(Clone, Debug)]
 pub(crate) struct Normed<'a> {
-    pub(crate) norm: &'a Norm,
+    /// `None` for vectors that are projected as they are.
+    pub(crate) norm: Option<&'a Norm>,
     /// Vectors `[batch, tokens, len]`.
     pub(crate) x: Tensor<3>,
 }
@@ -91,6 +96,9 @@ pub(crate) struct Normed<'a> {
 impl Normed<'_> {
     /// Computes the norm.
     pub(crate) fn compute(self, kernels: &Kernels) -> Tensor<3> {
-        self.norm.forward(self.x, kernels)
+        match self.norm {
+            Some(norm) => norm.forward(self.x, kernels),
+            None => self.x,
+        }
     }
 }

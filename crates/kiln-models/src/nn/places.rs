@@ -8,6 +8,7 @@ use kiln_core::{
     batch::{Batch, PreparedSteps},
     layer::{CrossLayer, KvLayer, Positions, RowPosition, StateLayer},
     model_cache::{Pass, PassRows, RowPart, SharedPart},
+    need::RotaryPairs,
     read_back::moved,
 };
 
@@ -96,10 +97,20 @@ pub(crate) struct Places<'a> {
     /// encoder, one tensor `[rows, heads, tokens, positions]` per layer so far.
     pub(crate) aligned: &'a [(usize, usize)],
     pub(crate) alignments: Vec<Tensor<4>>,
+    /// Factors of queries, `[rows, 1, columns, 1]` or `[1, 1, tokens, 1]`; `None` if all are 1.
+    temperature: Option<Tensor<4>>,
     /// Positions of queries that see all keys of an encoder, by the number of rows and of keys.
     encoded: Vec<(usize, usize, Positions)>,
     /// Rotary tables by the index of the rope and the frames.
     tables: Vec<(usize, Vec<Frame>, Tables)>,
+}
+
+/// A factor of queries that grows with their position: `1 + growth · ln(1 + ⌊position / length⌋)`. It keeps
+/// attention sharp in long sequences (Llama 4, and Ministral 3).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueryTemperature {
+    pub(crate) growth: f64,
+    pub(crate) length: usize,
 }
 
 /// Cosines and sines, `[1 or batch, new, rotated / 2]`, or of a flat pass `[1, tokens, rotated / 2]`.
@@ -126,6 +137,7 @@ impl<'a> Places<'a> {
             positions: Vec::new(),
             aligned: &[],
             alignments: Vec::new(),
+            temperature: None,
             encoded: Vec::new(),
             tables: Vec::new(),
         }
@@ -289,9 +301,32 @@ impl<'a> Places<'a> {
         positions
     }
 
-    /// Returns the position of every token, `[rows, columns]` or `[1, tokens]`, not counting padding: the
-    /// index into a table of learned positions.
-    pub(crate) fn learned(&self, pass: &Pass<'_>) -> Tensor<2, Int> {
+    /// Computes the factors of queries.
+    pub(crate) fn set_temperature(&mut self, temperature: QueryTemperature, pass: &Pass<'_>) {
+        let QueryTemperature { growth, length } = temperature;
+        let end = |PassRows { skip, seen, .. }| seen + self.batch.len() - skip;
+        // The positions of prepared steps grow.
+        if self.batch.steps.is_none() && pass.rows().map(end).all(|end| end <= length) {
+            return;
+        }
+        let turns = self.token_positions(pass).div_scalar(length as i64).float().cast(DType::F32);
+        let [rows, tokens] = turns.dims();
+        self.temperature = Some(((turns.log1p() * growth) + 1.0).reshape([rows, 1, tokens, 1]));
+    }
+
+    /// Multiplies queries, `[.., heads, tokens, head_dim]`, by their factors.
+    pub(crate) fn tempered(&self, queries: Tensor<4>) -> Tensor<4> {
+        match &self.temperature {
+            Some(factors) => {
+                let factors = factors.clone().cast(queries.dtype());
+                queries * factors
+            }
+            None => queries,
+        }
+    }
+
+    /// Returns the position of every token, `[rows, columns]` or `[1, tokens]`, not counting padding.
+    pub(crate) fn token_positions(&self, pass: &Pass<'_>) -> Tensor<2, Int> {
         let rows = self.batch.rows();
         let frames: Vec<Frame> =
             pass.rows().map(|PassRows { rows, skip, seen }| self.frame_of(rows, skip, seen)).collect();
@@ -337,6 +372,11 @@ impl<'a> Places<'a> {
         let positions = Positions { on_device, on_host: vec![last; rows].into() };
         self.encoded.push((rows, keys, positions.clone()));
         positions
+    }
+
+    /// Returns the dimensions that a block with this rotation rotates together.
+    pub(crate) fn pairs(&self, rope: Option<RopeKind>) -> RotaryPairs {
+        self.ropes.zip(rope).map_or(RotaryPairs::Halves, |(ropes, kind)| ropes.of(kind).pairs())
     }
 
     /// Returns the rotary tables of all columns, for a block with this rotation; `None` if it has none.

@@ -5,10 +5,15 @@
 //! disagree about sines of large angles.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_core::{Result, layer::RowPosition, need::RotaryNeed};
+use kiln_core::{
+    Result,
+    layer::RowPosition,
+    need::{RotaryNeed, RotaryPairs},
+};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use crate::ConfigFile;
+use crate::{ConfigFile, Sizes};
 
 /// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -31,6 +36,8 @@ pub(crate) struct RopeParameters {
     truncate: Option<bool>,
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
+    /// Growth of the query temperature of Ministral 3.
+    pub(crate) llama_4_scaling_beta: Option<f64>,
 }
 
 const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
@@ -71,15 +78,76 @@ impl RopeParameters {
     /// Returns the parameters for text: all parts of a multimodal position are equal. `theta`: the default
     /// base.
     pub(crate) fn of_text(mut self, theta: f64) -> Self {
-        self.rope_theta = self.rope_theta.or(Some(theta));
+        self = self.or(theta, 1.0);
         if self.kind() == "mrope" {
             self.rope_type = Some("default".to_owned());
         }
         self
     }
 
+    /// Parameters of Ministral 3 if the config has none.
+    pub(crate) fn ministral3() -> Self {
+        Self {
+            rope_type: Some("yarn".to_owned()),
+            rope_theta: Some(1e6),
+            factor: Some(16.0),
+            original_max_position_embeddings: Some(16_384),
+            mscale: Some(1.0),
+            mscale_all_dim: Some(1.0),
+            llama_4_scaling_beta: Some(0.1),
+            ..Self::default()
+        }
+    }
+
+    /// Sets the base and the rotated part of each head if the config says neither.
+    pub(crate) fn or(self, theta: f64, partial: f64) -> Self {
+        Self {
+            rope_theta: self.rope_theta.or(Some(theta)),
+            partial_rotary_factor: self.partial_rotary_factor.or(Some(partial)),
+            ..self
+        }
+    }
+
     pub(crate) fn kind(&self) -> &str {
         self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
+    }
+}
+
+/// Rotary parameters for each kind of attention, as Gemma 3 and OLMo 3 have them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LayerRopes {
+    /// In old configs, parameters of blocks without a window, in addition to those in `rope_parameters`.
+    rope_scaling: Map<String, Value>,
+    rope_parameters: Sections,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Sections {
+    full_attention: Option<Map<String, Value>>,
+    sliding_attention: Option<Map<String, Value>>,
+}
+
+impl LayerRopes {
+    pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
+        config.parse()
+    }
+
+    /// Creates the rotary positions of blocks without a window and with one. `thetas`: their bases if the
+    /// config does not say.
+    pub(crate) fn ropes(self, config: &ConfigFile, sizes: &Sizes, thetas: [f64; 2]) -> Result<Ropes> {
+        let rope = |section: Map<String, Value>, theta: f64| {
+            let parameters = RopeParameters::parse(config, section.into())?.or(theta, 1.0);
+            Rope::new(config, &parameters, sizes.head_dim, sizes.positions)
+        };
+        let Sections { full_attention, sliding_attention } = self.rope_parameters;
+        let mut full = full_attention.unwrap_or_default();
+        full.extend(self.rope_scaling);
+        Ok(Ropes {
+            full: rope(full, thetas[0])?,
+            sliding: Some(rope(sliding_attention.unwrap_or_default(), thetas[1])?),
+        })
     }
 }
 
@@ -125,6 +193,7 @@ pub struct Rope {
     frequencies: Frequencies,
     /// Factor that cosines and sines are multiplied by.
     pub attention_scaling: f32,
+    pairs: RotaryPairs,
     /// Number of positions that the stretched model reaches; 0 if the config already has this number.
     reach: f64,
 }
@@ -247,7 +316,17 @@ impl Rope {
             // The config has the stretched number.
             _ => 0.0,
         };
-        Ok(Self { frequencies, attention_scaling: scaling as f32, reach })
+        let pairs = RotaryPairs::Halves;
+        Ok(Self { frequencies, attention_scaling: scaling as f32, pairs, reach })
+    }
+
+    /// Returns rotary positions that rotate adjacent dimensions together.
+    pub(crate) fn adjacent(self) -> Self {
+        Self { pairs: RotaryPairs::Adjacent, ..self }
+    }
+
+    pub(crate) fn pairs(&self) -> RotaryPairs {
+        self.pairs
     }
 
     /// Returns the number of positions that a model was made to reach if its config says `positions`.
@@ -306,7 +385,7 @@ impl Rope {
             Frequencies::Fixed(_) => None,
             Frequencies::Dynamic { trained, .. } | Frequencies::Long { trained, .. } => Some(trained),
         };
-        RotaryNeed { frequencies: self.inverse_frequencies(1), up_to }
+        RotaryNeed { frequencies: self.inverse_frequencies(1), pairs: self.pairs, up_to }
     }
 
     /// Computes cosines and sines `[rows, tokens, rotated / 2]`, given the positions and the sequence length

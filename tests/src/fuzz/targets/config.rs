@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{copied, cpu, used};
 use crate::{
     fuzz::{Run, Target, mutate::Format, put},
-    support::{ARCHITECTURES, fixtures},
+    support::{architectures, fixtures},
 };
 
 pub(in crate::fuzz) const TARGET: Target = Target { name: "config", format: Format::Json, seeds, prepare };
@@ -22,8 +22,7 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 fn prepare(folder: &Path) -> Run {
-    let folders: BTreeMap<&str, _> =
-        ARCHITECTURES.iter().map(|name| (*name, copied(name, folder, name))).collect();
+    let folders: BTreeMap<&str, _> = architectures().map(|name| (name, copied(name, folder, name))).collect();
     let device = cpu();
     Box::new(move |input| {
         let json: Value = serde_json::from_slice(input).unwrap_or_default();

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::{PROMPT, copied, cpu, limited, tokenizer::of_recorded};
 use crate::{
     fuzz::{Run, Target, mutate::Format, put},
-    support::{ARCHITECTURES, fixtures_of},
+    support::{architectures, fixtures_of},
 };
 
 pub(in crate::fuzz) const TARGET: Target =
     Target { name: "generation_config", format: Format::Json, seeds, prepare };
 
 fn seeds() -> Vec<Vec<u8>> {
-    let recorded = ARCHITECTURES
+    let recorded = architectures()
         .map(|name| fs::read(fixtures_of(name).join("models").join(name).join("generation_config.json")));
     let written = [
         json!({"max_new_tokens": 3, "do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05,

@@ -52,6 +52,8 @@ struct Given {
     softcap: Option<f64>,
     /// Factor by which scores exceed those of common models.
     sharpness: f64,
+    /// Whether each head has a sink.
+    sinks: bool,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
     /// Row `b` starts `apart · b` positions after the first row.
@@ -82,6 +84,7 @@ const STEP: Given = Given {
     window: None,
     softcap: None,
     sharpness: 1.0,
+    sinks: false,
     pad: None,
     apart: 0,
     q: Plain,
@@ -250,6 +253,16 @@ fn all() -> Vec<Given> {
         cases.push(Given { head_dim, width: Some(width), kv_heads: 1, ..long(1) });
     }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
+    for new in [1, 5, 16, 33, 130] {
+        let base = Given { new, slots: 300, first: 150, group: 4, sinks: true, ..STEP };
+        cases.push(base);
+        let padded = Given { batch: 3, apart: 7, pad: Some(80), softcap: Some(2.5), ..base };
+        cases.push(Given { window: Some(11), head_dim: 12, ..padded });
+        cases.push(Given { kv_heads: 1, cuts: &[50], q: Swapped(1, 2), kv: Swapped(1, 2), ..base });
+        cases.push(Given { batch: 2, head_dim: 128, sinks: true, ..long(new) });
+    }
+    cases.push(Given { batch: 3, apart: 19, slots: 400, shared: true, sinks: true, ..STEP });
+    cases.push(Given { head_dim: 24, width: Some(16), sinks: true, ..STEP });
     // Vectors longer than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
     cases.push(Given { new: 0, ..STEP });
@@ -337,7 +350,7 @@ impl Given {
         if self.cuts.is_empty() {
             let shared = self.shared.then_some(self.slots);
             let kv = DenseKv { keys, values, start: self.start, origin: self.origin, shared };
-            return Attention { q, chain: vec![kv], positions, shape };
+            return Attention { q, chain: vec![kv], positions, shape, sinks: self.numbers_of_sinks(numbers) };
         }
         let begins = [0].into_iter().chain(self.cuts.iter().copied());
         let ends = self.cuts.iter().map(|cut| cut + 3).chain([self.slots]);
@@ -346,7 +359,12 @@ impl Given {
                 [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
             DenseKv { keys, values, start: self.start, origin: begin, shared: None }
         });
-        Attention { q, chain: chain.collect(), positions, shape }
+        let sinks = self.numbers_of_sinks(numbers);
+        Attention { q, chain: chain.collect(), positions, shape, sinks }
+    }
+
+    fn numbers_of_sinks(&self, numbers: &mut Numbers) -> Option<Tensor<1>> {
+        self.sinks.then(|| numbers.float32([self.kv_heads * self.group]))
     }
 
     /// The largest score.

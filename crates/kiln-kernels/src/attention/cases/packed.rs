@@ -49,6 +49,8 @@ struct Given {
     recent_origin: usize,
     window: Option<usize>,
     softcap: Option<f64>,
+    /// Whether each head has a sink.
+    sinks: bool,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
     /// Row `b` starts `apart · b` positions after the first row.
@@ -78,6 +80,7 @@ const STEP: Given = Given {
     recent_origin: 64,
     window: None,
     softcap: None,
+    sinks: false,
     pad: None,
     apart: 0,
     causal: true,
@@ -160,6 +163,12 @@ fn all() -> Vec<Given> {
             cases.push(Given { first: 500, end: 480, origin: 96, recent_origin: 7, start: 400, ..base });
         }
     }
+    for new in [1, 5, 20] {
+        let base = Given { new, recent: 60, sinks: true, ..STEP };
+        cases.push(base);
+        cases.push(Given { batch: 2, group: 5, pad: Some(81), window: Some(30), head_dim: 12, ..base });
+        cases.push(Given { keys: (2, 64, Channels), values: (3, 32, Tokens), softcap: Some(2.5), ..base });
+    }
     // Long enough to be split.
     for (new, group) in [(1, 4), (5, 1), (33, 2)] {
         // For a prompt, each workgroup goes over all keys.
@@ -231,7 +240,8 @@ impl Given {
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
         let Self { softcap, window, causal, .. } = *self;
         let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal };
-        AttentionPacked { q, packed, recent, positions, shape }
+        let sinks = self.sinks.then(|| numbers.float32([kv_heads * group]));
+        AttentionPacked { q, packed, recent, positions, shape, sinks }
     }
 
     /// Allowed error of an element before it is rounded to its type. Numbers that are unpacked first are

@@ -209,11 +209,12 @@ pub(super) fn dense(
     q: BurnTensor<4>,
     chain: Vec<Buffers>,
     positions: BurnTensor<2, IntKind>,
+    sinks: Option<BurnTensor<1>>,
 ) -> BurnTensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, positions.clone(), sharing, written);
     };
-    over_chain(q, chain, launch, combine_parts)
+    over_chain(q, chain, sinks, launch, combine_parts)
 }
 
 fn launch(
@@ -254,7 +255,7 @@ fn launch(
         rows.chunk() as i32,
     );
     let (client, lanes) = (q.client.clone(), CubeDim::new_1d(LANES as u32));
-    let (mixed, is_split) = (written.to.clone(), written.parts > 1);
+    let (mixed, is_split) = (written.to.clone(), written.is_split);
     let address = address_type([&q, &keys, &values, &mixed]);
     let elems = [q.dtype, mixed.dtype].map(dtype_to_storage_type);
     let pack = |fours| if fours { 4 } else { 1 };
@@ -300,7 +301,7 @@ fn launch(
 
 /// Launches attention over packed and recent keys, in the same way as the shaders.
 pub(super) fn packed(
-    AttentionPacked { q, packed: kv, recent, positions, shape }: AttentionPacked,
+    AttentionPacked { q, packed: kv, recent, positions, shape, sinks }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> BurnTensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -312,7 +313,7 @@ pub(super) fn packed(
 
     let start = recent.start;
     let recent = Buffers::new(recent, &shape).from(kv.end.clone()).seen_at(&positions);
-    let written = Written { to: &parts, parts: all, before: of_packed.splits };
+    let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
     launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 
     let (positions, end) = (in_order(positions.on_device), primitive(kv.end));
@@ -378,5 +379,5 @@ pub(super) fn packed(
         piece,
         dtype_to_storage_type(dtype),
     );
-    combine_parts(parts, dtype, dims)
+    combine_parts(parts, sinks, dtype, dims)
 }

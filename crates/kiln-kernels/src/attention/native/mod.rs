@@ -35,12 +35,17 @@ const CHUNK: i32 = 4 * rows::BLOCK as i32;
 
 /// Attention over a chain of dense buffers. Returns `None` for types without an implementation and for empty
 /// inputs.
-pub(super) fn dense(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
+pub(super) fn dense(
+    q: &Tensor<4>,
+    chain: &[Buffers],
+    positions: &Tensor<2, Int>,
+    sinks: Option<&Tensor<1>>,
+) -> Option<Tensor<4>> {
     if q.shape().num_elements() == 0 || chain.iter().any(Buffers::are_empty) {
         return None;
     }
     let positions = numbers(positions);
-    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect(), None)
+    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect(), None, sinks)
 }
 
 /// Dense keys and values.
@@ -67,7 +72,7 @@ impl Dense {
 
 /// Like [`dense`], but over packed positions and recent ones.
 pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
-    let AttentionPacked { q, packed: kv, recent, positions, shape } = attention;
+    let AttentionPacked { q, packed: kv, recent, positions, shape, sinks } = attention;
     let (start, held) = (recent.start, kv.keys.slots());
     if q.shape().num_elements() * recent.values.shape().num_elements() * held == 0 {
         return None;
@@ -86,7 +91,7 @@ pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     });
     let packings = [kv.key_packing, kv.value_packing];
     let packed = Packed { tensors, packings, places: packed_places, slots: held };
-    attend_any(q, vec![recent], Some(packed))
+    attend_any(q, vec![recent], Some(packed), sinks.as_ref())
 }
 
 /// Packed keys and values.
@@ -102,13 +107,25 @@ fn numbers<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
     primitive(tensor.clone()).into_data().iter::<i32>().collect()
 }
 
-fn attend_any(q: &Tensor<4>, dense: Vec<Dense>, packed: Option<Packed>) -> Option<Tensor<4>> {
+fn attend_any(
+    q: &Tensor<4>,
+    dense: Vec<Dense>,
+    packed: Option<Packed>,
+    sinks: Option<&Tensor<1>>,
+) -> Option<Tensor<4>> {
     let (dtype, q) = (q.dtype(), primitive(q.clone()));
-    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed.as_ref()), else return None);
+    let sinks: Option<Vec<f32>> = sinks.map(|sinks| primitive(sinks.clone()).into_data().iter().collect());
+    let (packed, sinks) = (packed.as_ref(), sinks.as_deref());
+    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed, sinks), else return None);
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 
-fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) -> TensorData {
+fn attend<E: Storage>(
+    q: &FlexTensor,
+    dense: &[Dense],
+    packed: Option<&Packed>,
+    sinks: Option<&[f32]>,
+) -> TensorData {
     let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
     let [batch, heads, new, head_dim] = dims(q);
     let [_, kv_heads, _, width] = dense.first().map_or(dims(q), |dense| dims(&dense.tensors[1]));
@@ -155,7 +172,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         let head = (block.row * kv_heads + block.kv_head) * group;
         vectors[head..head + group].iter_mut().filter_map(Iterator::next).collect()
     };
-    if parts_of_all == 1 {
+    if parts_of_all == 1 && sinks.is_none() {
         let given = &all[0];
         let pieces = blocks.map(|block| {
             let (keys, result) = (given.keys(block.row, &block.queries), Mixed::Whole(result(&block)));
@@ -186,7 +203,8 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         }
         work(products, pieces);
         for (block, parts) in blocks.zip(parts.chunks(parts_of_all * size)) {
-            combine(&parts.chunks(size).collect::<Vec<_>>(), result(&block), width);
+            let own = sinks.map(|sinks| &sinks[block.kv_head * group..][..group]);
+            combine(&parts.chunks(size).collect::<Vec<_>>(), result(&block), own, width);
         }
     }
     TensorData::new(y, [batch, heads, new, width])
@@ -199,14 +217,17 @@ fn chunks(keys: &Range<i32>) -> impl Iterator<Item = Range<i32>> {
     (first..end.max(first)).step_by(CHUNK as usize).map(move |chunk| start.max(chunk)..end.min(chunk + CHUNK))
 }
 
-/// Combines the parts of all keys, in the layout of [`Mixed::Part`].
-fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, width: usize) {
-    let vectors = heads.into_iter().flat_map(|head| head.chunks_mut(width));
-    for (r, vector) in vectors.enumerate() {
+/// Combines the parts of all keys, in the layout of [`Mixed::Part`], and the sink of each head.
+fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, sinks: Option<&[f32]>, width: usize) {
+    let of_head = |(h, head)| <[E]>::chunks_mut(head, width).map(move |vector| (h, vector));
+    let vectors = heads.into_iter().enumerate().flat_map(of_head);
+    for (r, (head, vector)) in vectors.enumerate() {
+        let sink = sinks.map(|sinks| sinks[head]);
         let rows = parts.iter().map(|part| &part[r * (width + 2)..][..width + 2]);
         let rows = rows.filter(|row| row[1] != 0.0);
-        let largest = rows.clone().map(|row| row[0]).fold(f32::NEG_INFINITY, f32::max);
-        let (mut sum, mut mixed) = (0.0, vec![0.0; width]);
+        let largest = rows.clone().map(|row| row[0]).chain(sink).fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
+        let mut mixed = vec![0.0; width];
         for row in rows {
             let weight = (row[0] - largest).exp();
             sum += row[1] * weight;

@@ -4,6 +4,7 @@ use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{Tensor, TensorData},
 };
+use kiln_core::need::RotaryPairs;
 
 use super::Rotary;
 use crate::runtime::native::{Storage, VectorKernel, by_storage, computed, primitive};
@@ -17,7 +18,7 @@ pub(super) fn rotated(kernel: Rotary) -> Result<Tensor<4>, Rotary> {
     by_storage!(kernel.x.dtype(), E => Ok(rotated_in::<E>(kernel)), else Err(kernel))
 }
 
-fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
+fn rotated_in<E: Storage>(Rotary { x, cos, sin, pairs: of }: Rotary) -> Tensor<4> {
     let (dims, [tables, _, pairs]) = (x.dims(), cos.dims());
     let head_dim = dims[3];
     if x.shape().num_elements() == 0 {
@@ -40,7 +41,7 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
         wide
     });
     let rotated =
-        Rotated { x: &x.storage::<E>()[start..], strides, cos: &cos, sin: &sin, tables, pairs, dims };
+        Rotated { x: &x.storage::<E>()[start..], strides, cos: &cos, sin: &sin, tables, pairs, of, dims };
     // A few operations per number.
     let y = computed(&rotated, [dims[..3].iter().product(), head_dim], 4);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims)))
@@ -54,21 +55,34 @@ struct Rotated<'a, E> {
     sin: &'a [f32],
     tables: usize,
     pairs: usize,
+    of: RotaryPairs,
     dims: [usize; 4],
 }
 
 impl<E: Storage> VectorKernel<E> for Rotated<'_, E> {
     #[inline(always)]
     fn compute(&self, at: usize, vector: &mut [f32]) {
-        let Self { x, strides, cos, sin, tables, pairs, dims: [_, heads, tokens, head_dim] } = *self;
+        let Self { x, strides, cos, sin, tables, pairs, of, dims: [_, heads, tokens, head_dim] } = *self;
         let (row, head, token) = (at / tokens / heads, at / tokens % heads, at % tokens);
         let place = row * strides[0] + head * strides[1] + token * strides[2];
         E::widen(&x[place..][..head_dim], vector);
         let table = (row % tables * tokens + token) * pairs;
         let (cos, sin) = (&cos[table..][..pairs], &sin[table..][..pairs]);
-        let (firsts, seconds) = vector.split_at_mut(pairs);
-        for (((first, second), cos), sin) in firsts.iter_mut().zip(seconds).zip(cos).zip(sin) {
+        let rotate = |first: &mut f32, second: &mut f32, cos: f32, sin: f32| {
             (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
+        };
+        match of {
+            RotaryPairs::Halves => {
+                let (firsts, seconds) = vector.split_at_mut(pairs);
+                for (((first, second), cos), sin) in firsts.iter_mut().zip(seconds).zip(cos).zip(sin) {
+                    rotate(first, second, *cos, *sin);
+                }
+            }
+            RotaryPairs::Adjacent => {
+                for (([first, second], cos), sin) in vector.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
+                    rotate(first, second, *cos, *sin);
+                }
+            }
         }
     }
 }

@@ -27,7 +27,8 @@ pub enum Then {
     Nothing,
     /// The first half is the gate of the second, as in [`Gated`](crate::Gated): `[rows, tokens, out / 2]`.
     Gate(Activation),
-    /// The first `heads` vectors of `head_dim` numbers are rotated, as in [`Rotary`](crate::Rotary).
+    /// The first `heads` vectors of `head_dim` numbers are rotated, as in [`Rotary`](crate::Rotary) with
+    /// [`Halves`](kiln_core::need::RotaryPairs::Halves).
     Rotate {
         /// `[1 or rows, tokens, rotary_dim / 2]`, float32
         cos: Tensor<3>,

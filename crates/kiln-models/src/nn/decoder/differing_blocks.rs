@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        attention::{AttentionConfig, Reach},
+        attention::{AttentionConfig, HeadNorms, QK_NORMS, Reach},
         block::{BlockConfig, MixerConfig},
         rope::{Rope, RopeKind, Ropes},
     },
@@ -120,8 +120,8 @@ fn mixed(usual: AttentionConfig) -> Vec<AttentionConfig> {
             kv_heads: 1,
             head_dim: 10,
             value_dim: 16,
-            head_norms: true,
-            fused: true,
+            head_norms: Some(HeadNorms::PerHead(QK_NORMS)),
+            fused: Some("qkv_proj"),
             o_bias: true,
             ..windowed(4)
         },
@@ -169,8 +169,8 @@ fn plainly(config: &DecoderConfig, tokens: &[u32]) -> Vec<f64> {
         let part = |part: &str| format!("model.layers.{i}.{part}");
         let normed: Vectors = x.iter().map(|x| norm(x, &part("input_layernorm"))).collect();
         let sizes = [a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.value_dim];
-        let [mut q, mut k, v] = if a.fused {
-            let all = product(&normed, &part("self_attn.qkv_proj"), sizes.iter().sum());
+        let [mut q, mut k, v] = if let Some(fused) = a.fused {
+            let all = product(&normed, &part(&format!("self_attn.{fused}")), sizes.iter().sum());
             let begins = [0, sizes[0], sizes[0] + sizes[1]];
             [0, 1, 2].map(|n| all.iter().map(|x| x[begins[n]..begins[n] + sizes[n]].to_vec()).collect())
         } else {
@@ -181,7 +181,7 @@ fn plainly(config: &DecoderConfig, tokens: &[u32]) -> Vec<f64> {
             for (position, head) in vectors.iter_mut().enumerate().flat_map(|(position, vector)| {
                 vector.chunks_mut(a.head_dim).map(move |head| (position, head))
             }) {
-                if a.head_norms {
+                if a.head_norms.is_some() {
                     let normed = norm(head, &part(&format!("self_attn.{name}")));
                     head.copy_from_slice(&normed);
                 }

@@ -1,0 +1,66 @@
+"""Records what Transformers does on tiny decoders that differ in norms, rotations, windows, factors and feed-forwards.
+
+    python tools/decoder_cases.py tests/fixtures/transformers-5.23.0-decoders        (Python with torch and transformers 5.23.0, on the CPU)
+
+`kiln conformance` runs the folder. Each `model_type` has a model with its usual settings, and one called `.._other` with the settings that the first
+one leaves out: biases, windows, lists of blocks, tied embeddings, stretched rotary positions. Prompts are longer than windows.
+"""
+
+import sys
+
+import torch
+import transformers
+from recorder import VOCAB, Recorder, ids, left_padded
+
+recorder = Recorder(sys.argv[1])
+
+sizes = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=128, pad_token_id=0, attn_implementation="eager",
+)
+heads = dict(head_dim=12)
+yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=500.0)
+models = (
+    ("ministral3", "Ministral3", dict(**heads, rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7))),
+    ("ministral3_other", "Ministral3", dict(
+        **heads, sliding_window=24, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0, original_max_position_embeddings=7, llama_4_scaling_beta=0.5))),
+    ("smollm3", "SmolLM3", dict(no_rope_layer_interval=2)),
+    ("smollm3_other", "SmolLM3", dict(
+        no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=8, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)),
+    ("olmo2", "Olmo2", dict()),
+    ("olmo2_other", "Olmo2", dict(attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3, num_key_value_heads=1)),
+    ("olmo3", "Olmo3", dict(num_hidden_layers=4, sliding_window=8)),
+    ("olmo3_other", "Olmo3", dict(
+        sliding_window=11, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=700.0)))),
+    ("exaone4", "Exaone4", dict(num_hidden_layers=4, sliding_window=8, sliding_window_pattern=2)),
+    ("exaone4_other", "Exaone4", dict(**heads, sliding_window=None, layer_types=["full_attention"] * 3, tie_word_embeddings=True)),
+    ("granite", "Granite", dict(embedding_multiplier=3.0, logits_scaling=1.7, residual_multiplier=0.4, attention_multiplier=0.2)),
+    ("granite_other", "Granite", dict(attention_multiplier=0.3, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    ("cohere2", "Cohere2", dict(num_hidden_layers=4, sliding_window=8)),
+    ("cohere2_other", "Cohere2", dict(
+        sliding_window=8, layer_types=["full_attention", "sliding_attention", "full_attention"], attention_bias=True, logit_scale=0.3,
+        tie_word_embeddings=False)),
+    ("glm4", "Glm4", dict(**heads, rms_norm_eps=1e-4)),
+    ("glm4_other", "Glm4", dict(head_dim=16, attention_bias=False, rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=0.25))),
+    ("starcoder2", "Starcoder2", dict()),
+    ("starcoder2_other", "Starcoder2", dict(use_bias=False, sliding_window=8, hidden_act="gelu", tie_word_embeddings=False, norm_epsilon=1e-3)),
+    ("phi", "Phi", dict(num_key_value_heads=4)),
+    ("phi_other", "Phi", dict(qk_layernorm=True, hidden_act="gelu", rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
+    ("seed_oss", "SeedOss", dict(**heads)),
+    ("seed_oss_other", "SeedOss", dict(**heads, attention_bias=False, attention_out_bias=True, mlp_bias=True)),
+    ("ernie4_5", "Ernie4_5", dict(**heads)),
+    ("ernie4_5_other", "Ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False, rope_parameters=dict(yarn))),
+)
+for seed, (name, cls, settings) in enumerate(models, 201):
+    config = getattr(transformers, f"{cls}Config")(**{**sizes, **settings})
+    made = recorder.model(getattr(transformers, f"{cls}ForCausalLM"), config, name, seed)
+    recorder.generate(made, name, "greedy", ids(9, 6), new=8)
+    recorder.generate(made, name, "greedy_long", ids(45, 7), new=6)
+    recorder.generate(made, name, "leftpad_b2", *left_padded(), new=6)
+    recorder.forward(made, name, "chunked_dynamic", torch.split(ids(40, 10), [21, 7, 1, 11], dim=1))
+    if "other" not in name:
+        recorder.generate(made, name, "beam3", ids(6, 9), new=6, num_beams=3)
+
+recorder.write()
