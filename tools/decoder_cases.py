@@ -46,6 +46,13 @@ models = (
     ("glm4_other", "Glm4", dict(head_dim=16, attention_bias=False, rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=0.25))),
     ("starcoder2", "Starcoder2", dict()),
     ("starcoder2_other", "Starcoder2", dict(use_bias=False, sliding_window=8, hidden_act="gelu", tie_word_embeddings=False, norm_epsilon=1e-3)),
+    ("gpt2", "GPT2", dict(n_positions=64, activation_function="gelu_new")),
+    ("gpt2_other", "GPT2", dict(
+        n_positions=64, n_inner=40, activation_function="gelu", scale_attn_by_inverse_layer_idx=True, tie_word_embeddings=False)),
+    ("gpt_neox", "GPTNeoX", dict(num_key_value_heads=4, head_dim=8)),
+    ("gpt_neox_other", "GPTNeoX", dict(
+        num_key_value_heads=4, head_dim=8, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new", tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
     ("phi", "Phi", dict(num_key_value_heads=4)),
     ("phi_other", "Phi", dict(qk_layernorm=True, hidden_act="gelu", rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
     ("seed_oss", "SeedOss", dict(**heads)),
@@ -55,7 +62,7 @@ models = (
 )
 for seed, (name, cls, settings) in enumerate(models, 201):
     config = getattr(transformers, f"{cls}Config")(**{**sizes, **settings})
-    made = recorder.model(getattr(transformers, f"{cls}ForCausalLM"), config, name, seed)
+    made = recorder.model(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, name, seed)
     recorder.generate(made, name, "greedy", ids(9, 6), new=8)
     recorder.generate(made, name, "greedy_long", ids(45, 7), new=6)
     recorder.generate(made, name, "leftpad_b2", *left_padded(), new=6)

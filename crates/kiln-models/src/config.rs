@@ -280,6 +280,39 @@ impl ConfigFile {
         fields.filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
 
+    /// Returns the config with fields of other names, where it has them: `(name there, name here)`.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a field that it has by both names, with different values.
+    pub(crate) fn with_aliases(&self, aliases: &[(&str, &str)]) -> Result<Self> {
+        let mut config = self.clone();
+        for (alias, name) in aliases {
+            match (self.get(alias), self.get(name)) {
+                (Some(one), Some(other)) if one != other => {
+                    let why = format!("has `{alias}` {one} and `{name}` {other}, which are the same field");
+                    return Err(self.error(&why));
+                }
+                (Some(value), _) => config.set(name, value.clone()),
+                (None, _) => {}
+            }
+        }
+        Ok(config)
+    }
+
+    /// Returns the config with another value of a field.
+    pub(crate) fn with(&self, key: &str, value: Value) -> Self {
+        let mut config = self.clone();
+        config.set(key, value);
+        config
+    }
+
+    /// Returns the config without fields that the architecture does not know.
+    pub(crate) fn without(&self, keys: &[&str]) -> Self {
+        let mut config = self.clone();
+        keys.iter().for_each(|key| config.set(key, Value::Null));
+        config
+    }
+
     /// Overrides a value that the weights contradict.
     pub(crate) fn set(&mut self, key: &str, value: Value) {
         if let Value::Object(fields) = &mut self.json {

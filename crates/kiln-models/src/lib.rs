@@ -25,6 +25,8 @@ mod gemma;
 mod gemma2;
 mod gemma3_text;
 mod glm4;
+mod gpt2;
+mod gpt_neox;
 mod granite;
 mod jamba;
 mod llama;
@@ -131,6 +133,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &cohere2::Cohere2,
     &glm4::Glm4,
     &starcoder2::Starcoder2,
+    &gpt2::Gpt2,
+    &gpt_neox::GptNeoX,
     &phi::Phi,
     &seed_oss::SeedOss,
     &ernie4_5::Ernie45,

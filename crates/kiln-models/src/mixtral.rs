@@ -66,7 +66,7 @@ impl Architecture for Mixtral {
             intermediate: common.sizes.intermediate,
             shared: None,
             normalised: true,
-            names: ExpertNames { router: "gate", gate: "w1", up: "w3", down: "w2" },
+            names: ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::new("gate") },
         };
         experts.check(config, "num_local_experts")?;
         let mut decoder = DecoderConfig::new(common, rope.into());

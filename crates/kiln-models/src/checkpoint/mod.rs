@@ -30,12 +30,19 @@ mod quantize;
 mod quantized;
 mod settle;
 mod upload;
+mod view;
 
 pub use loader::Loader;
 #[cfg(not(target_family = "wasm"))]
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 
-use self::{convert::Stored, gguf::GgufFiles, model_files::ModelFiles, quantized::Method};
+use self::{
+    convert::Stored,
+    gguf::GgufFiles,
+    model_files::ModelFiles,
+    quantized::Method,
+    view::{LastRead, View},
+};
 use crate::{ConfigFile, config::read_json};
 
 /// The file that names the shard of each tensor.
@@ -57,6 +64,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Entry>,
     /// The formats that tensors are packed in during loading, by file number and offset in the file.
     packed: BTreeMap<(usize, u64), Format>,
+    last_read: LastRead,
 }
 
 /// The files that hold the tensors.
@@ -73,8 +81,10 @@ struct Entry {
     file: usize,
     stored: Stored,
     shape: Vec<usize>,
-    /// Byte range in the file's data.
+    /// Byte range in the file's data. That of a view begins with its first element and has its size.
     range: Range<u64>,
+    /// Order of the elements in the file; `None` if they follow each other.
+    view: Option<View>,
 }
 
 impl Entry {
@@ -136,6 +146,7 @@ impl Checkpoint {
             files: Files::Safetensors(Vec::new()),
             tensors: BTreeMap::new(),
             packed: BTreeMap::new(),
+            last_read: LastRead::default(),
         };
         // As in Transformers: an index beside a whole file is left over from the shards it was merged from.
         if !checkpoint.add("model.safetensors")? {
@@ -164,6 +175,7 @@ impl Checkpoint {
                     stored: Stored::of(tensor.format),
                     shape: tensor.shape.clone(),
                     range: tensor.range.clone(),
+                    view: None,
                 };
                 if tensors.insert(tensor.name.clone(), entry).is_some() {
                     let why = format!("`{}` is in another part, too", tensor.name);
@@ -172,7 +184,8 @@ impl Checkpoint {
             }
         }
         let files = Files::Gguf { files, model_type, heads };
-        Ok(Self { folder, config, source, files, tensors, packed: BTreeMap::new() })
+        let (packed, last_read) = (BTreeMap::new(), LastRead::default());
+        Ok(Self { folder, config, source, files, tensors, packed, last_read })
     }
 
     /// Returns the text of a small file of the folder, or its counterpart from a GGUF file; `None` if there
@@ -392,7 +405,7 @@ impl Checkpoint {
         for (name, info) in tensors {
             let range = info.data_offsets.0..info.data_offsets.1;
             let stored = Stored::Plain(info.dtype);
-            let entry = Entry { file: shards.len(), stored, shape: info.shape.clone(), range };
+            let entry = Entry { file: shards.len(), stored, shape: info.shape.clone(), range, view: None };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 return Err(wrong(format!("`{name}` is in another file too")));
             }
@@ -409,6 +422,14 @@ impl Checkpoint {
 
     /// Reads from offset `start`, which has the same origin as the range of `entry`.
     fn read(&self, entry: &Entry, start: u64, bytes: &mut [u8]) -> Result<()> {
+        match &entry.view {
+            Some(view) => self.read_view(entry, view, start - entry.range.start, bytes),
+            None => self.read_file(entry, start, bytes),
+        }
+    }
+
+    /// Reads from offset `start` of the file's data.
+    fn read_file(&self, entry: &Entry, start: u64, bytes: &mut [u8]) -> Result<()> {
         let read = match &self.files {
             Files::Safetensors(shards) => shards.get(entry.file).map(|file| file.read(start, bytes)),
             Files::Gguf { files, .. } => files.parts().get(entry.file).map(|file| file.read(start, bytes)),

@@ -8,7 +8,11 @@ use std::collections::BTreeMap;
 use kiln_core::{Error, Result};
 
 use super::{Checkpoint, Entry, convert::Stored};
-use crate::{configure, multimodal::text_name, nn::names::TensorNames};
+use crate::{
+    configure,
+    multimodal::text_name,
+    nn::names::{ExpertTensors, StoredOrder, TensorNames},
+};
 
 /// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
 const SCALES: [&str; 9] = [
@@ -61,6 +65,7 @@ impl Checkpoint {
         let Ok(configured) = configure(&self.config) else { return Ok(()) };
         let names = configured.tensor_names();
         self.rename(&names)?;
+        self.view_others(&names)?;
         self.part_experts(&names)?;
         if configured.sizes().tied {
             self.settle_head(&names)?;
@@ -92,33 +97,64 @@ impl Checkpoint {
         }
     }
 
-    /// Splits tensors that hold all experts, as newer versions of Transformers write them, into one tensor
-    /// per expert: `experts.gate_up_proj` `[experts, 2 · intermediate, hidden]` and `experts.down_proj`.
-    fn part_experts(&mut self, names: &TensorNames) -> Result<()> {
-        let Some([gate, up, down]) = names.experts else { return Ok(()) };
-        for (end, parts) in [(".experts.gate_up_proj", &[gate, up][..]), (".experts.down_proj", &[down][..])]
-        {
-            let ends = |(name, entry): &(&String, &Entry)| {
-                let is_plain = matches!(entry.stored, Stored::Plain(_));
-                is_plain && entry.shape.len() == 3 && name.ends_with(end)
-            };
-            let all: Vec<String> = self.tensors.iter().filter(ends).map(|(name, _)| name.clone()).collect();
+    /// Replaces tensors that are stored in another order by views in the order of the model.
+    fn view_others(&mut self, names: &TensorNames) -> Result<()> {
+        for (end, order) in &names.stored {
+            let ends = |name: &&String| name.strip_suffix(end).is_some_and(|module| module.ends_with('.'));
+            let all: Vec<String> = self.tensors.keys().filter(ends).cloned().collect();
             for name in all {
                 let Some(entry) = self.tensors.remove(&name) else { continue };
-                let &[experts, rows, columns] = &entry.shape[..] else { continue };
-                if !rows.is_multiple_of(parts.len()) || experts > MOST_EXPERTS {
-                    let why =
-                        format!("`{name}` has shape {:?}, which no matrices of experts have", entry.shape);
-                    return Err(Error::File { path: self.path(&entry), why });
+                let module = name.strip_suffix(end).unwrap_or_default();
+                let views = match order {
+                    StoredOrder::Transposed => entry.transposed().map(|view| vec![(name.clone(), view)]),
+                    StoredOrder::ByHead { heads, names } => {
+                        by_head(&entry, *heads, names.len()).map(|views| {
+                            let kind = end.rsplit('.').next().unwrap_or_default();
+                            let name = |part: &&str| format!("{module}{part}.{kind}");
+                            names.iter().map(name).zip(views).collect()
+                        })
+                    }
+                };
+                let wrong = || Error::File {
+                    path: self.path(&entry),
+                    why: format!("`{name}` has shape {:?}, which {order} has not", entry.shape),
+                };
+                for (known, view) in views.ok_or_else(wrong)? {
+                    self.insert(known, &name, view)?;
                 }
-                let shape = vec![rows / parts.len(), columns];
-                let bytes = entry.len().checked_div((experts * parts.len()) as u64).unwrap_or(0);
-                let module = name.rsplit_once('.').map_or("", |(module, _)| module);
-                let all = (0..experts).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
-                for (i, (expert, part)) in all.enumerate() {
-                    let start = entry.range.start + i as u64 * bytes;
-                    let one = Entry { shape: shape.clone(), range: start..start + bytes, ..entry.clone() };
-                    self.insert(format!("{module}.{expert}.{part}.weight"), &name, one)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Splits tensors that hold all experts into one tensor per expert: `experts.gate_up_proj`
+    /// `[experts, 2 · intermediate, hidden]` and `experts.down_proj`, as newer versions of Transformers write
+    /// them, and their biases.
+    fn part_experts(&mut self, names: &TensorNames) -> Result<()> {
+        let Some(ExpertTensors { matrices: [gate, up, down], transposed, interleaved }) = names.experts
+        else {
+            return Ok(());
+        };
+        for (end, parts) in [("gate_up_proj", &[gate, up][..]), ("down_proj", &[down][..])] {
+            for (suffix, kind) in [("", "weight"), ("_bias", "bias")] {
+                let end = format!(".experts.{end}{suffix}");
+                let ends = |(name, entry): &(&String, &Entry)| {
+                    matches!(entry.stored, Stored::Plain(_)) && name.ends_with(&end)
+                };
+                let all: Vec<_> = self.tensors.iter().filter(ends).map(|(name, _)| name.clone()).collect();
+                for name in all {
+                    let Some(entry) = self.tensors.remove(&name) else { continue };
+                    let module = name.rsplit_once('.').map_or("", |(module, _)| module);
+                    let order = ExpertOrder { transposed, interleaved, parts: parts.len() };
+                    let wrong = || Error::File {
+                        path: self.path(&entry),
+                        why: format!("`{name}` has shape {:?}, which no experts have", entry.shape),
+                    };
+                    let views = order.views(&entry).ok_or_else(wrong)?;
+                    let of_experts = (0..).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+                    for ((expert, part), view) in of_experts.zip(views) {
+                        self.insert(format!("{module}.{expert}.{part}.{kind}"), &name, view)?;
+                    }
                 }
             }
         }
@@ -274,6 +310,55 @@ impl Checkpoint {
 
 /// Modules that a text model does not use.
 const MODULES: &str = "modules beside the model";
+
+/// Divides the rows of a tensor, `[heads, parts, rows of a head, ..]`, into its parts.
+fn by_head(entry: &Entry, heads: usize, parts: usize) -> Option<Vec<Entry>> {
+    let (&rows, rest) = entry.shape.split_first()?;
+    let columns: usize = rest.iter().product();
+    let of_head = rows.checked_div(heads * parts).filter(|size| size * heads * parts == rows)?;
+    let (row, head) = (columns as u64, (of_head * columns) as u64);
+    let view = |part: u64| {
+        let shape = [&[heads * of_head], rest].concat();
+        entry.view(shape, part * head, &[(heads, parts as u64 * head), (of_head, row), (columns, 1)])
+    };
+    (0..parts as u64).map(view).collect()
+}
+
+/// Order of the numbers of experts in one tensor, whose rows are those of several matrices.
+struct ExpertOrder {
+    /// Whether matrices are `[experts, in, out]`.
+    transposed: bool,
+    /// Whether rows of the matrices alternate, instead of following each other.
+    interleaved: bool,
+    /// Number of matrices per expert.
+    parts: usize,
+}
+
+impl ExpertOrder {
+    /// Returns the matrices, or biases, of the first expert, then those of the second, and so on.
+    fn views(&self, entry: &Entry) -> Option<Vec<Entry>> {
+        let Self { transposed, interleaved, parts } = *self;
+        let (experts, rows, columns) = match entry.shape[..] {
+            [experts, columns, rows] if transposed => (experts, rows, Some(columns)),
+            [experts, rows, columns] => (experts, rows, Some(columns)),
+            [experts, rows] => (experts, rows, None),
+            _ => return None,
+        };
+        if !rows.is_multiple_of(parts) || experts > MOST_EXPERTS {
+            return None;
+        }
+        let (own, width) = (rows / parts, columns.unwrap_or(1));
+        let (row, column) = if transposed { (1, rows as u64) } else { (width as u64, 1) };
+        let (row, first) = if interleaved { (row * parts as u64, row) } else { (row, row * own as u64) };
+        let shape: Vec<usize> = [own].into_iter().chain(columns).collect();
+        let view = |(expert, part): (u64, u64)| {
+            let start = expert * (rows * width) as u64 + part * first;
+            entry.view(shape.clone(), start, &[(own, row), (width, column)])
+        };
+        let all = (0..experts as u64).flat_map(|expert| (0..parts as u64).map(move |part| (expert, part)));
+        all.map(view).collect()
+    }
+}
 
 /// Tables that old versions stored and every version recomputes: no warning is needed.
 const TABLES: &str = "frequencies of rotary positions";

@@ -75,11 +75,18 @@ impl DecoderConfig {
     /// Creates the most common settings: norms only before attention and feed-forward, SiLU, no biases, no
     /// windows.
     pub(crate) fn new(Common { sizes, eps }: Common, ropes: Ropes) -> Self {
-        let attention = AttentionConfig { rope: Some(RopeKind::Full), ..AttentionConfig::new(&sizes) };
+        let sizes = Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes };
+        let mut decoder = Self { ropes: Some(ropes), ..Self::without_ropes(sizes, NormKind::rms(eps)) };
+        decoder.attention_mut().for_each(|attention| attention.rope = Some(RopeKind::Full));
+        decoder
+    }
+
+    /// Creates [`new`](Self::new) settings without positions.
+    pub(crate) fn without_ropes(sizes: Sizes, norm: NormKind) -> Self {
         Self {
-            blocks: vec![BlockConfig::attention(attention); sizes.layers],
+            blocks: vec![BlockConfig::attention(AttentionConfig::new(&sizes)); sizes.layers],
             mlp: MlpConfig::new(&sizes),
-            norm: NormKind::rms(eps),
+            norm,
             parallel: false,
             residual_scale: None,
             float32_residual: false,
@@ -90,10 +97,10 @@ impl DecoderConfig {
             final_softcap: None,
             logit_scale: None,
             head_bias: false,
-            sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
-            ropes: Some(ropes),
+            ropes: None,
             learned_positions: None,
             names: Names::default(),
+            sizes,
         }
     }
 
@@ -116,18 +123,6 @@ impl DecoderConfig {
         Self {
             blocks: vec![block; sizes.layers],
             mlp: MlpConfig { bias: true, activation, ..MlpConfig::new(&sizes) },
-            norm: NormKind::Layer { eps, bias: true },
-            parallel: false,
-            residual_scale: None,
-            float32_residual: false,
-            embedding_scale: None,
-            fits_float16: true,
-            numbers: None,
-            query_temperature: None,
-            final_softcap: None,
-            logit_scale: None,
-            head_bias: false,
-            ropes: None,
             learned_positions: Some(sizes.positions),
             names: Names {
                 model: "model.decoder",
@@ -136,7 +131,7 @@ impl DecoderConfig {
                 norms: NormNames::before("self_attn_layer_norm", "final_layer_norm"),
                 ..Names::default()
             },
-            sizes,
+            ..Self::without_ropes(sizes, NormKind::Layer { eps, bias: true })
         }
     }
 
@@ -144,20 +139,7 @@ impl DecoderConfig {
     pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
         Self {
             blocks: vec![BlockConfig::alone(MixerConfig::Mamba(mamba)); sizes.layers],
-            mlp: MlpConfig::new(&sizes),
-            norm: NormKind::rms(eps),
-            parallel: false,
-            residual_scale: None,
             float32_residual: true,
-            embedding_scale: None,
-            fits_float16: true,
-            numbers: None,
-            query_temperature: None,
-            final_softcap: None,
-            logit_scale: None,
-            head_bias: false,
-            ropes: None,
-            learned_positions: None,
             names: Names {
                 model: "backbone",
                 embeddings: "embeddings",
@@ -166,7 +148,7 @@ impl DecoderConfig {
                 state_space: "mixer",
                 ..Names::default()
             },
-            sizes,
+            ..Self::without_ropes(sizes, NormKind::rms(eps))
         }
     }
 

@@ -1,5 +1,7 @@
 //! Tensor names: differences between architectures, and between checkpoints of one architecture.
 
+use std::fmt;
+
 use super::{
     attention::AttentionConfig,
     block::{FeedForwardConfig, MixerConfig},
@@ -23,6 +25,8 @@ pub(crate) struct Names {
     pub(crate) norm: &'static str,
     /// Name of the matrix that turns hidden states into logits.
     pub(crate) head: &'static str,
+    /// Name of the head in checkpoints of other versions of Transformers.
+    pub(crate) head_alias: Option<&'static str>,
     pub(crate) norms: NormNames,
     /// Name of a mixer that is attention.
     pub(crate) attention: &'static str,
@@ -32,6 +36,22 @@ pub(crate) struct Names {
     pub(crate) feed_forward: &'static str,
     /// Name of the feed-forward in checkpoints of other versions of Transformers.
     pub(crate) feed_forward_alias: Option<&'static str>,
+    /// Ends of the names of matrices that are stored as `[in, out]`.
+    pub(crate) transposed: &'static [&'static str],
+    /// Name of the matrix in which queries, keys and values of each head follow each other; `None` if there is
+    /// none.
+    pub(crate) by_head: Option<[&'static str; 2]>,
+}
+
+impl Names {
+    /// Tensors of a model with `heads` heads that are stored in another order.
+    fn stored(&self, heads: usize) -> Vec<(&'static str, StoredOrder)> {
+        let transposed = self.transposed.iter().map(|end| (*end, StoredOrder::Transposed));
+        let by_head = self.by_head.into_iter().flatten();
+        let by_head =
+            by_head.map(|end| (end, StoredOrder::ByHead { heads, names: &["q_proj", "k_proj", "v_proj"] }));
+        transposed.chain(by_head).collect()
+    }
 }
 
 /// Names of the norms of a block; `None` for a norm that a block does not have.
@@ -77,11 +97,14 @@ impl Default for Names {
             layers: "layers",
             norm: "norm",
             head: "lm_head",
+            head_alias: None,
             norms: NormNames::before("input_layernorm", "post_attention_layernorm"),
             attention: "self_attn",
             state_space: "mamba",
             feed_forward: "mlp",
             feed_forward_alias: None,
+            transposed: &[],
+            by_head: None,
         }
     }
 }
@@ -102,11 +125,44 @@ pub struct TensorNames {
     pub(crate) blocks: Vec<(String, usize)>,
     /// Parts of names in other versions of Transformers, and their counterparts here.
     pub(crate) aliases: Vec<(String, String)>,
-    /// Names of the matrices of an expert: gate, up and down.
-    pub(crate) experts: Option<[&'static str; 3]>,
+    /// Tensors of experts, if there are any.
+    pub(crate) experts: Option<ExpertTensors>,
+    /// Ends of the names of tensors that are stored in another order, after the name of their module.
+    pub(crate) stored: Vec<(&'static str, StoredOrder)>,
     /// Last parts of the names of modules that have no bias by the config. A bias of zeros in the checkpoint
     /// is ignored, any other is an error.
     pub(crate) without_bias: Vec<&'static str>,
+}
+
+/// Tensors of experts, and their order where one tensor holds those of all experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertTensors {
+    /// Names of the matrices of an expert: gate, up and down.
+    pub(crate) matrices: [&'static str; 3],
+    /// Whether matrices are `[experts, in, out]`.
+    pub(crate) transposed: bool,
+    /// Whether rows of gate and up alternate, instead of following each other.
+    pub(crate) interleaved: bool,
+}
+
+/// The order of the numbers of a stored tensor.
+#[derive(Clone, Debug)]
+pub(crate) enum StoredOrder {
+    /// A matrix `[in, out]`.
+    Transposed,
+    /// Rows `[heads, parts, rows of a head]`; the parts become tensors with these names.
+    ByHead { heads: usize, names: &'static [&'static str] },
+}
+
+impl fmt::Display for StoredOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Transposed => f.write_str("a transposed matrix"),
+            Self::ByHead { heads, names } => {
+                write!(f, "a matrix of {heads} heads with {} parts", names.len())
+            }
+        }
+    }
 }
 
 impl TensorNames {
@@ -137,6 +193,7 @@ impl DecoderConfig {
             None => (model, vec![embeddings, positions, layers, norm]),
         };
         let alias = |alias: &str| (format!(".{alias}."), format!(".{feed_forward}."));
+        let head_alias = self.names.head_alias.map(|alias| (format!("{alias}."), format!("{head}.")));
         let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
             Some(FeedForwardConfig::Experts(experts)) => Some(experts.names),
             _ => None,
@@ -148,8 +205,13 @@ impl DecoderConfig {
             embedding: format!("{model}.{embeddings}.weight"),
             head,
             blocks: vec![(format!("{model}.{layers}."), self.blocks.len())],
-            aliases: self.names.feed_forward_alias.map(alias).into_iter().collect(),
-            experts: experts.map(|names| [names.gate, names.up, names.down]),
+            aliases: self.names.feed_forward_alias.map(alias).into_iter().chain(head_alias).collect(),
+            experts: experts.map(|names| ExpertTensors {
+                matrices: [names.gate, names.up, names.down],
+                transposed: names.transposed,
+                interleaved: names.interleaved,
+            }),
+            stored: self.names.stored(self.sizes.heads),
             without_bias: self.without_bias(experts.map(|names| names.router)),
         }
     }

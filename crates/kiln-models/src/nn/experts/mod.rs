@@ -38,12 +38,22 @@ pub(crate) struct ExpertNames {
     pub(crate) gate: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
+    /// Order of tensors that hold all experts: see [`ExpertTensors`](crate::nn::names::ExpertTensors).
+    pub(crate) transposed: bool,
+    pub(crate) interleaved: bool,
 }
 
 impl ExpertNames {
     /// Returns the most common names.
     pub(crate) fn new(router: &'static str) -> Self {
-        Self { router, gate: "gate_proj", up: "up_proj", down: "down_proj" }
+        Self {
+            router,
+            gate: "gate_proj",
+            up: "up_proj",
+            down: "down_proj",
+            transposed: false,
+            interleaved: false,
+        }
     }
 }
 
