@@ -1,7 +1,7 @@
-// y = act(gate) * up, with act in f32. One invocation per element. With activation.wgsl.
+// y = act(gate) * up, with act in f32, or a clamped gate in f32. One invocation per element. With activation.wgsl.
 
 alias elem = f32;
-// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1.
+// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1. 3: clamped.
 const ACTIVATION = 0u;
 
 struct Info {
@@ -11,6 +11,9 @@ struct Info {
     up_strides: vec3<u32>,
     width: u32,
     invocations: u32,
+    // For clamped gates: the slope of the sigmoid, and the limit.
+    alpha: f32,
+    limit: f32,
 }
 
 @group(0) @binding(0) var<storage, read_write> gate: array<elem>;
@@ -33,6 +36,12 @@ fn main(
     let i = invocation % info.width;
     let token = invocation / info.width % info.tokens;
     let row = invocation / info.width / info.tokens;
-    let value = elem(activated(f32(gate[dot(vec3(row, token, i), info.gate_strides)])));
-    y[invocation] = value * up[dot(vec3(row, token, i), info.up_strides)];
+    let x = f32(gate[dot(vec3(row, token, i), info.gate_strides)]);
+    let value = up[dot(vec3(row, token, i), info.up_strides)];
+    if ACTIVATION == 3u {
+        let limited = min(x, info.limit);
+        y[invocation] = elem(limited * sigmoid(info.alpha * limited) * (clamp(f32(value), -info.limit, info.limit) + 1.0));
+        return;
+    }
+    y[invocation] = elem(activated(x)) * value;
 }

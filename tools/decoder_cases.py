@@ -19,6 +19,7 @@ sizes = dict(
     max_position_embeddings=128, pad_token_id=0, attn_implementation="eager",
 )
 heads = dict(head_dim=12)
+experts = dict(experts_implementation="eager")
 yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=500.0)
 models = (
     ("ministral3", "Ministral3", dict(**heads, rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7))),
@@ -53,6 +54,11 @@ models = (
     ("gpt_neox_other", "GPTNeoX", dict(
         num_key_value_heads=4, head_dim=8, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new", tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
+    ("gpt_oss", "GptOss", dict(**heads, **experts, num_hidden_layers=4, sliding_window=8, num_local_experts=5, num_experts_per_tok=2)),
+    ("gpt_oss_other", "GptOss", dict(
+        head_dim=16, **experts, intermediate_size=17, attention_bias=False, sliding_window=8, num_local_experts=4, num_experts_per_tok=3,
+        swiglu_limit=0.75, swiglu_alpha=0.9, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("phi", "Phi", dict(num_key_value_heads=4)),
     ("phi_other", "Phi", dict(qk_layernorm=True, hidden_act="gelu", rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
     ("seed_oss", "SeedOss", dict(**heads)),

@@ -44,7 +44,7 @@ class Recorder:
                 continue
             if p.dim() >= 2:
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.25)
-            elif "norm" in key or key.endswith("bias") or key.endswith(".D"):
+            elif "norm" in key or key.endswith("bias") or key.endswith(".D") or key.endswith("sinks"):
                 p.copy_(p + 0.1 * torch.randn(p.shape, generator=generator))
         settings = made.generation_config
         settings.eos_token_id, settings.pad_token_id, settings.bos_token_id = None, 0, 1

@@ -48,7 +48,7 @@ pub use linear::{
     activate::Activate,
     activation::Activation,
     around::Then,
-    gated::Gated,
+    gated::{Gate, Gated},
     matrix::{Matrix, MatrixStack},
     normed_linear::NormedLinear,
     packed::{PackedLayout, PackedMatrix, Use},

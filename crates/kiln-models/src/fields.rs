@@ -259,6 +259,23 @@ static FIELDS: &[Fields] = &[
     of("mamba", &[MAMBA], &[], MAMBA_IDLE).layer_types(),
     of("falcon_mamba", &[MAMBA], &["mixer_rms_eps"], MAMBA_IDLE).layer_types(),
     of(
+        "gpt_oss",
+        &[DECODER, ROPE],
+        &[
+            "attention_bias",
+            "layer_types",
+            "num_experts",
+            "num_experts_per_tok",
+            "num_local_experts",
+            "sliding_window",
+            "swiglu_alpha",
+            "swiglu_limit",
+        ],
+        // Experts have clamped gates, whatever the config says.
+        &["hidden_act", "output_router_logits", "router_aux_loss_coef"],
+    )
+    .layer_types(),
+    of(
         "jamba",
         &[DECODER],
         &[

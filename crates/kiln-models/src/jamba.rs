@@ -138,6 +138,8 @@ impl Architecture for Jamba {
                 intermediate: decoder.sizes.intermediate,
                 shared: None,
                 normalised: false,
+                bias: false,
+                gate: None,
                 names: ExpertNames::new("router"),
             };
             experts.check(config, "num_experts")?;

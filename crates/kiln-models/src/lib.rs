@@ -27,6 +27,7 @@ mod gemma3_text;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod jamba;
 mod llama;
@@ -145,6 +146,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &qwen3_moe::Qwen3Moe,
     &qwen2_5_vl_text::Qwen25VlText,
     &qwen3_vl_text::Qwen3VlText,
+    &gpt_oss::GptOss,
     &jamba::Jamba,
     &whisper::Whisper,
 ];

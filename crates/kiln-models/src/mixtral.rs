@@ -66,6 +66,8 @@ impl Architecture for Mixtral {
             intermediate: common.sizes.intermediate,
             shared: None,
             normalised: true,
+            bias: false,
+            gate: None,
             names: ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::new("gate") },
         };
         experts.check(config, "num_local_experts")?;

@@ -89,6 +89,8 @@ impl Architecture for Qwen2Moe {
                 intermediate: fields.moe_intermediate_size,
                 shared: Some(shared),
                 normalised: fields.norm_topk_prob,
+                bias: false,
+                gate: None,
                 names: ExpertNames::new("gate"),
             };
             experts.check(config, "num_experts")?;

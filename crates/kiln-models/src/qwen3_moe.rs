@@ -87,6 +87,8 @@ impl Architecture for Qwen3Moe {
                 intermediate: fields.moe_intermediate_size,
                 shared: None,
                 normalised: fields.norm_topk_prob,
+                bias: false,
+                gate: None,
                 names: ExpertNames::new("gate"),
             };
             experts.check(config, "num_experts")?;

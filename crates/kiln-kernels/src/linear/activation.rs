@@ -2,7 +2,7 @@
 //! `#[cube]` code.
 
 #[cfg(feature = "cpu")]
-pub(crate) use self::native::activate;
+pub(crate) use self::native::{activate, clamped_gates};
 
 use std::f64::consts::PI;
 
@@ -69,6 +69,18 @@ mod native {
         }
     }
 
+    /// Applies the clamped gate of [`Gate`](crate::linear::gated::Gate) to each number, in place.
+    #[inline(always)]
+    pub(crate) fn clamped_gates(numbers: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+        for (x, up) in numbers.iter_mut().zip(up) {
+            let gate = if *x > limit { limit } else { *x };
+            let high = if *up > limit { limit } else { *up };
+            let up = if high < -limit { -limit } else { high };
+            let bound = if alpha * gate < -80.0 { -80.0 } else { alpha * gate };
+            *x = gate / (1.0 + exp(-bound)) * (up + 1.0);
+        }
+    }
+
     /// The normal distribution, `(1 + erf(x / √2)) / 2`, by formula 7.1.26 of Abramowitz and Stegun, with an
     /// error of at most 1.5e-7.
     #[inline(always)]
@@ -95,7 +107,7 @@ pub(crate) mod cube {
 
     /// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
     #[cube]
-    fn sigmoid(x: f32) -> f32 {
+    pub(crate) fn sigmoid(x: f32) -> f32 {
         1.0 / (1.0 + f32::exp(min(-x, 80.0)))
     }
 

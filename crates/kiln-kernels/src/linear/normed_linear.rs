@@ -93,7 +93,7 @@ impl Kernel for NormedLinear {
             Then::Nothing => y,
             Then::Gate(activation) => {
                 let (gate, up) = (y.clone().narrow(2, 0, output / 2), y.narrow(2, output / 2, output / 2));
-                Gated { gate, up, activation }.reference()
+                Gated { gate, up, by: activation.into() }.reference()
             }
             Then::Rotate { cos, sin, heads, head_dim } => {
                 let len = heads * head_dim;

@@ -82,7 +82,7 @@ impl AudioEncoder {
             // As one matrix, where the numbers of a neighbour are contiguous.
             let weight =
                 weight.reshape([hidden, channels, 3]).swap_dims(1, 2).reshape([hidden, 3 * channels]);
-            Ok(Linear::new(weight.cast(norm.dtype()), bias))
+            Ok(Linear::new(weight.cast(norm.dtype()).into(), Some(bias)))
         };
         let convolutions = [convolution("conv1", *bins)?, convolution("conv2", hidden)?];
         let table = weights.float32(&format!("{model}.embed_positions.weight"), &[*positions, hidden])?;

@@ -16,7 +16,7 @@ pub(crate) struct Linear {
 impl From<Rows> for Linear {
     /// Creates a projection without a bias.
     fn from(weight: Rows) -> Self {
-        Self { weight, bias: None }
+        Self::new(weight, None)
     }
 }
 
@@ -71,8 +71,8 @@ impl Linear {
     }
 
     /// Creates a projection from `weight` `[out, in]` and `bias`.
-    pub(crate) fn new(weight: Tensor<2>, bias: Tensor<1>) -> Self {
-        Self { weight: Rows::from(weight), bias: Some(bias) }
+    pub(crate) fn new(weight: Rows, bias: Option<Tensor<1>>) -> Self {
+        Self { weight, bias }
     }
 
     pub(crate) fn bytes(&self) -> usize {

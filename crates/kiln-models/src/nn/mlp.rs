@@ -2,10 +2,10 @@
 
 use burn::tensor::Tensor;
 use kiln_core::Result;
-use kiln_kernels::{Activate, Activation, Gated, Kernels, Then};
+use kiln_kernels::{Activate, Activation, Gate, Gated, Kernels, Then};
 
 use super::{linear::Linear, norm::Normed};
-use crate::{ConfigFile, Rows, Sizes, Weights};
+use crate::{ConfigFile, Sizes, Weights};
 
 /// Settings of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
@@ -45,13 +45,12 @@ pub(crate) struct GatedMlp {
     /// `gate_proj` and `up_proj`, stacked.
     gate_up_proj: Linear,
     down_proj: Linear,
-    activation: Activation,
+    by: Gate,
 }
 
 impl GatedMlp {
-    /// Creates a feed-forward without biases.
-    pub(crate) fn new(gate_up_proj: Rows, down_proj: Rows, activation: Activation) -> Self {
-        Self { gate_up_proj: Linear::from(gate_up_proj), down_proj: Linear::from(down_proj), activation }
+    pub(crate) fn new(gate_up_proj: Linear, down_proj: Linear, by: Gate) -> Self {
+        Self { gate_up_proj, down_proj, by }
     }
 
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
@@ -64,7 +63,7 @@ impl GatedMlp {
         };
         let gate_up_proj = Linear::stacked(weights, parts, hidden, bias)?;
         let down_proj = Linear::load(weights, &part("down_proj"), [intermediate, hidden], bias)?;
-        Ok(Self { gate_up_proj, down_proj, activation })
+        Ok(Self { gate_up_proj, down_proj, by: activation.into() })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -86,7 +85,10 @@ impl GatedMlp {
         normed: Normed<'_>,
         kernels: &Kernels,
     ) -> Tensor<3> {
-        let fused = self.gate_up_proj.fused(&normed, Then::Gate(self.activation), kernels);
+        let fused = match self.by {
+            Gate::Activated(activation) => self.gate_up_proj.fused(&normed, Then::Gate(activation), kernels),
+            Gate::Clamped { .. } => None,
+        };
         let gated = fused.unwrap_or_else(|| self.gated(normed.compute(kernels), kernels));
         self.down_proj.forward_onto(residual, gated, kernels)
     }
@@ -96,7 +98,7 @@ impl GatedMlp {
         let both = self.gate_up_proj.forward(x, kernels);
         let half = both.dims()[2] / 2;
         let (gate, up) = (both.clone().narrow(2, 0, half), both.narrow(2, half, half));
-        kernels.run(Gated { gate, up, activation: self.activation })
+        kernels.run(Gated { gate, up, by: self.by })
     }
 }
 

@@ -6,6 +6,7 @@ use super::{
     attention::AttentionConfig,
     block::{FeedForwardConfig, MixerConfig},
     decoder::DecoderConfig,
+    experts::ExpertsConfig,
     mamba::MambaConfig,
 };
 
@@ -195,7 +196,7 @@ impl DecoderConfig {
         let alias = |alias: &str| (format!(".{alias}."), format!(".{feed_forward}."));
         let head_alias = self.names.head_alias.map(|alias| (format!("{alias}."), format!("{head}.")));
         let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
-            Some(FeedForwardConfig::Experts(experts)) => Some(experts.names),
+            Some(FeedForwardConfig::Experts(experts)) => Some(experts),
             _ => None,
         };
         let experts = self.blocks.iter().find_map(of_experts);
@@ -206,18 +207,18 @@ impl DecoderConfig {
             head,
             blocks: vec![(format!("{model}.{layers}."), self.blocks.len())],
             aliases: self.names.feed_forward_alias.map(alias).into_iter().chain(head_alias).collect(),
-            experts: experts.map(|names| ExpertTensors {
+            experts: experts.map(|experts| experts.names).map(|names| ExpertTensors {
                 matrices: [names.gate, names.up, names.down],
                 transposed: names.transposed,
                 interleaved: names.interleaved,
             }),
             stored: self.names.stored(self.sizes.heads),
-            without_bias: self.without_bias(experts.map(|names| names.router)),
+            without_bias: self.without_bias(experts),
         }
     }
 
     /// Returns the modules without a bias, by the last part of their names.
-    fn without_bias(&self, router: Option<&'static str>) -> Vec<&'static str> {
+    fn without_bias(&self, experts: Option<ExpertsConfig>) -> Vec<&'static str> {
         const FEED_FORWARD: [&str; 8] =
             ["gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3", "shared_expert_gate"];
 
@@ -229,13 +230,15 @@ impl DecoderConfig {
             _ => None,
         });
         let plain = plain.unwrap_or(["fc1", "fc2"]).map(|name| name.rsplit('.').next().unwrap_or(name));
+        let biased = self.mlp.bias || experts.is_some_and(|experts| experts.bias);
+        let router = experts.filter(|experts| !experts.bias).map(|experts| experts.names.router);
         let mut modules: Vec<&'static str> = router.into_iter().collect();
         for (has_bias, without) in [
             (self.head_bias, &[self.names.head][..]),
             (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", fused]),
             (any(|attention| attention.qkv_bias && attention.k_bias), &["k_proj"]),
             (any(|attention| attention.o_bias), &[o_name]),
-            (self.mlp.bias, &FEED_FORWARD),
+            (biased, &FEED_FORWARD),
             (self.mlp.bias, &plain),
         ] {
             if !has_bias {

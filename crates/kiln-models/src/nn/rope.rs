@@ -99,6 +99,19 @@ impl RopeParameters {
         }
     }
 
+    /// Returns the parameters of gpt-oss if the config has none but the base.
+    pub(crate) fn gpt_oss(self) -> Self {
+        Self {
+            rope_type: Some("yarn".to_owned()),
+            factor: Some(32.0),
+            beta_fast: Some(32.0),
+            beta_slow: Some(1.0),
+            truncate: Some(false),
+            original_max_position_embeddings: Some(4096),
+            ..self
+        }
+    }
+
     /// Sets the base and the rotated part of each head if the config says neither.
     pub(crate) fn or(self, theta: f64, partial: f64) -> Self {
         Self {

@@ -5,9 +5,9 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 
-use super::Gated;
+use super::{Gate, Gated};
 use crate::{
-    linear::activation::{Activation, activate},
+    linear::activation::{activate, clamped_gates},
     runtime::native::{Storage, VectorKernel, Vectors, by_storage, computed, primitive},
 };
 
@@ -20,7 +20,7 @@ pub(super) fn gated(kernel: Gated) -> Result<Tensor<3>, Gated> {
     by_storage!(kernel.gate.dtype(), E => Ok(gated_in::<E>(kernel)), else Err(kernel))
 }
 
-fn gated_in<E: Storage>(Gated { gate, up, activation }: Gated) -> Tensor<3> {
+fn gated_in<E: Storage>(Gated { gate, up, by }: Gated) -> Tensor<3> {
     let [rows, tokens, width] = gate.dims();
     if rows * tokens * width == 0 {
         return gate;
@@ -28,7 +28,7 @@ fn gated_in<E: Storage>(Gated { gate, up, activation }: Gated) -> Tensor<3> {
     let [gate, up] = [gate, up].map(primitive);
     let (mut gate_widened, mut up_widened) = (Vec::new(), Vec::new());
     let (gate, up) = (Vectors::of::<E>(&gate, &mut gate_widened), Vectors::of::<E>(&up, &mut up_widened));
-    let gates = Gates { gate: &gate, up: &up, activation, tokens, width };
+    let gates = Gates { gate: &gate, up: &up, by, tokens, width };
     // Estimated operations per number.
     let y = computed::<E>(&gates, [rows * tokens, width], 16);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, [rows, tokens, width])))
@@ -37,7 +37,7 @@ fn gated_in<E: Storage>(Gated { gate, up, activation }: Gated) -> Tensor<3> {
 struct Gates<'a> {
     gate: &'a Vectors<'a>,
     up: &'a Vectors<'a>,
-    activation: Activation,
+    by: Gate,
     tokens: usize,
     width: usize,
 }
@@ -45,13 +45,19 @@ struct Gates<'a> {
 impl<E: Storage> VectorKernel<E> for Gates<'_> {
     #[inline(always)]
     fn compute(&self, vector: usize, numbers: &mut [f32]) {
-        let Self { gate, up, activation, tokens, width } = *self;
+        let Self { gate, up, by, tokens, width } = *self;
         let (row, token) = (vector / tokens, vector % tokens);
         numbers.copy_from_slice(&gate.at(row, token)[..width]);
-        activate(numbers, activation);
-        E::round(numbers);
-        for (number, up) in numbers.iter_mut().zip(&up.at(row, token)[..width]) {
-            *number *= up;
+        let up = &up.at(row, token)[..width];
+        match by {
+            Gate::Activated(activation) => {
+                activate(numbers, activation);
+                E::round(numbers);
+                for (number, up) in numbers.iter_mut().zip(up) {
+                    *number *= up;
+                }
+            }
+            Gate::Clamped { alpha, limit } => clamped_gates(numbers, up, alpha, limit),
         }
     }
 }

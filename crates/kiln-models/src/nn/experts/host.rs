@@ -10,12 +10,15 @@ use std::sync::{
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic};
-use kiln_kernels::{Activation, Kernels};
+use kiln_kernels::{Gate, Kernels};
 
-use super::{ExpertsConfig, Names};
+use super::{Biases, ExpertsConfig, Names};
 use crate::{
     HostRows, Weights,
-    nn::mlp::{GatedMlp, MlpConfig},
+    nn::{
+        linear::Linear,
+        mlp::{GatedMlp, MlpConfig},
+    },
     weights::{no_host_experts, read_now},
 };
 
@@ -26,7 +29,9 @@ pub(crate) const COPIED_AT_ONCE: usize = 64 << 20;
 #[derive(Debug)]
 pub(super) struct HostExperts {
     experts: Vec<HostMlp>,
-    activation: Activation,
+    /// Biases of the experts, on the device.
+    biases: Option<Biases>,
+    gate: Gate,
     /// Number of experts that stay on the device.
     resident: usize,
     /// Experts on the device, from the least to the most recently used.
@@ -49,10 +54,6 @@ impl HostMlp {
     fn bytes(&self) -> usize {
         self.gate_up_proj.bytes() + self.down_proj.bytes()
     }
-
-    fn to_device(&self, activation: Activation, device: &Device) -> GatedMlp {
-        GatedMlp::new(self.gate_up_proj.to_device(device), self.down_proj.to_device(device), activation)
-    }
 }
 
 /// The (token, slot) pairs that are routed to an expert. A pair is numbered `token · slots + slot`.
@@ -67,12 +68,17 @@ impl HostExperts {
         weights: &mut dyn Weights,
         of_all: Vec<Names>,
         resident: usize,
-        &ExpertsConfig { intermediate, .. }: &ExpertsConfig,
-        &MlpConfig { hidden, activation, .. }: &MlpConfig,
+        config: &ExpertsConfig,
+        mlp: &MlpConfig,
     ) -> Result<Self> {
+        let (&ExpertsConfig { experts, intermediate, .. }, hidden) = (config, mlp.hidden);
         if cfg!(target_family = "wasm") {
             return Err(no_host_experts());
         }
+        let biases = match config.bias {
+            true => Some(Biases::load(weights, &of_all, [experts, intermediate, hidden])?),
+            false => None,
+        };
         let mut load = |Names { gate, up, down }| {
             Ok(HostMlp {
                 gate_up_proj: weights.host_rows(&[gate, up], hidden)?,
@@ -81,7 +87,8 @@ impl HostExperts {
         };
         Ok(Self {
             experts: of_all.into_iter().map(&mut load).collect::<Result<_>>()?,
-            activation,
+            biases,
+            gate: config.gate(mlp),
             resident,
             held: Mutex::default(),
             used: AtomicU64::new(0),
@@ -193,16 +200,33 @@ impl HostExperts {
     fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<GatedMlp>> {
         let state = DeviceState::of(device);
         let refusals = state.refusals();
-        let own = || visits.iter().map(|visit| &self.experts[visit.expert]);
+        let own = || visits.iter().map(|visit| visit.expert);
         let copies = state.uploading(|| {
-            let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
+            let copies = own().map(|expert| self.to_device(expert, device)).collect();
             // Refused allocations must not stay, and the host must not run ahead of the copies.
             state.sync().map(|()| copies)
         })?;
         refusals.none_since()?;
         self.copied.fetch_add(visits.len() as u64, Ordering::Relaxed);
-        self.copied_bytes.fetch_add(own().map(HostMlp::bytes).sum::<usize>() as u64, Ordering::Relaxed);
+        self.copied_bytes.fetch_add(
+            own().map(|expert| self.experts[expert].bytes()).sum::<usize>() as u64,
+            Ordering::Relaxed,
+        );
         Ok(copies)
+    }
+
+    fn to_device(&self, expert: usize, device: &Device) -> GatedMlp {
+        let HostMlp { gate_up_proj, down_proj } = &self.experts[expert];
+        let bias = |of: fn(&Biases) -> &Tensor<2>| {
+            let biases = of(self.biases.as_ref()?).clone();
+            let width = biases.dims()[1];
+            Some(biases.narrow(0, expert, 1).reshape([width]))
+        };
+        GatedMlp::new(
+            Linear::new(gate_up_proj.to_device(device), bias(|biases| &biases.gate_up)),
+            Linear::new(down_proj.to_device(device), bias(|biases| &biases.down)),
+            self.gate,
+        )
     }
 
     /// Keeps an expert on the device, evicting the least recently used one.

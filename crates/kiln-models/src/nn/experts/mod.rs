@@ -6,7 +6,7 @@ mod host;
 
 use burn::tensor::{Int, Tensor, activation::sigmoid};
 use kiln_core::{Result, model::ExpertTraffic};
-use kiln_kernels::{Activation, ExpertLinear, Gated, Kernels, MatrixStack, Route, Routing, WeightedSum};
+use kiln_kernels::{ExpertLinear, Gate, Gated, Kernels, MatrixStack, Route, Routing, WeightedSum};
 
 pub(crate) use self::host::COPIED_AT_ONCE;
 use self::host::HostExperts;
@@ -28,6 +28,10 @@ pub(crate) struct ExpertsConfig {
     pub(crate) shared: Option<usize>,
     /// Whether the weights of a token's experts are divided by their sum.
     pub(crate) normalised: bool,
+    /// Whether the router and the experts have biases.
+    pub(crate) bias: bool,
+    /// The gate of the experts, if it is not the activation in [`MlpConfig`].
+    pub(crate) gate: Option<Gate>,
     pub(crate) names: ExpertNames,
 }
 
@@ -58,6 +62,10 @@ impl ExpertNames {
 }
 
 impl ExpertsConfig {
+    fn gate(&self, mlp: &MlpConfig) -> Gate {
+        self.gate.unwrap_or(Gate::Activated(mlp.activation))
+    }
+
     /// Checks that the numbers of experts are possible; `field` is the config field with the number of
     /// experts.
     pub(crate) fn check(&self, config: &ConfigFile, field: &str) -> Result<()> {
@@ -89,7 +97,47 @@ struct Stacks {
     gate_up_proj: GateUp,
     /// Down projections `[experts, hidden, intermediate]`.
     down_proj: MatrixStack,
-    activation: Activation,
+    biases: Option<Biases>,
+    gate: Gate,
+}
+
+/// Biases of all experts.
+#[derive(Clone, Debug)]
+struct Biases {
+    /// `[experts, 2 · intermediate]`, the gate's before those of `up_proj`.
+    gate_up: Tensor<2>,
+    /// `[experts, hidden]`
+    down: Tensor<2>,
+}
+
+impl Biases {
+    fn load(
+        weights: &mut dyn Weights,
+        of_all: &[Names],
+        [experts, intermediate, hidden]: [usize; 3],
+    ) -> Result<Self> {
+        let of = |part: &Part| {
+            let module = part.name.strip_suffix(".weight").unwrap_or(&part.name);
+            Part::new(format!("{module}.bias"), part.rows)
+        };
+        let both: Vec<_> = of_all.iter().flat_map(|Names { gate, up, .. }| [of(gate), of(up)]).collect();
+        let down: Vec<_> = of_all.iter().map(|names| of(&names.down)).collect();
+        Ok(Self {
+            gate_up: weights.vector(&both)?.reshape([experts, 2 * intermediate]),
+            down: weights.vector(&down)?.reshape([experts, hidden]),
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        let bytes = |bias: &Tensor<2>| bias.shape().num_elements() * bias.dtype().size();
+        bytes(&self.gate_up) + bytes(&self.down)
+    }
+}
+
+/// Adds to each vector `[rows, pairs, width]` the bias of its expert, one of `biases` `[experts, width]`.
+fn add_biases(x: Tensor<3>, biases: &Tensor<2>, experts: &Tensor<3, Int>) -> Tensor<3> {
+    let ([rows, pairs, width], count) = (x.dims(), experts.shape().num_elements());
+    x + biases.clone().select(0, experts.clone().reshape([count])).reshape([rows, pairs, width])
 }
 
 /// The input projections of experts: `gate_proj` and `up_proj`.
@@ -166,7 +214,8 @@ impl Experts {
             }
         };
         let of_all: Vec<_> = (0..experts).map(expert).collect();
-        let router = Linear::load(weights, &format!("{name}.{}", names.router), [hidden, experts], false)?;
+        let router =
+            Linear::load(weights, &format!("{name}.{}", names.router), [hidden, experts], config.bias)?;
         let shared = config.shared.map(|intermediate| {
             let mlp = MlpConfig { intermediate, ..*mlp };
             Ok(SharedExpert {
@@ -217,7 +266,10 @@ impl Experts {
 
     fn expert_bytes(&self) -> usize {
         match &self.experts {
-            Placed::OnDevice(stacks) => stacks.gate_up_proj.bytes() + stacks.down_proj.bytes(),
+            Placed::OnDevice(stacks) => {
+                let biases = stacks.biases.as_ref().map_or(0, Biases::bytes);
+                stacks.gate_up_proj.bytes() + stacks.down_proj.bytes() + biases
+            }
             Placed::InHostMemory(experts) => experts.bytes(),
         }
     }
@@ -254,13 +306,18 @@ impl Stacks {
     fn load(
         weights: &mut dyn Weights,
         of_all: Vec<Names>,
-        &ExpertsConfig { experts, intermediate, .. }: &ExpertsConfig,
-        &MlpConfig { hidden, activation, .. }: &MlpConfig,
+        config: &ExpertsConfig,
+        mlp: &MlpConfig,
     ) -> Result<Self> {
+        let (&ExpertsConfig { experts, intermediate, .. }, hidden) = (config, mlp.hidden);
+        let biases = match config.bias {
+            true => Some(Biases::load(weights, &of_all, [experts, intermediate, hidden])?),
+            false => None,
+        };
         let gate_up_proj = GateUp::load(weights, &of_all, [experts, intermediate, hidden])?;
         let down: Vec<_> = of_all.into_iter().map(|names| names.down).collect();
         let down_proj = weights.stack(&down, [experts, hidden, intermediate])?;
-        Ok(Self { gate_up_proj, down_proj, activation })
+        Ok(Self { gate_up_proj, down_proj, biases, gate: config.gate(mlp) })
     }
 
     /// Applies the chosen experts to each token.
@@ -279,17 +336,28 @@ impl Stacks {
             let width = y.dims()[3];
             y.reshape([batch, tokens * chosen, width])
         };
-        let (gate, up) = match &self.gate_up_proj {
-            GateUp::Joined(both) => {
-                let both = into(both);
-                let width = both.dims()[2] / 2;
-                (both.clone().narrow(2, 0, width), both.narrow(2, width, width))
+        let halves = |both: Tensor<3>| {
+            let width = both.dims()[2] / 2;
+            (both.clone().narrow(2, 0, width), both.narrow(2, width, width))
+        };
+        let (gate, up) = match (&self.gate_up_proj, &self.biases) {
+            (GateUp::Joined(both), None) => halves(into(both)),
+            (GateUp::Joined(both), Some(biases)) => halves(add_biases(into(both), &biases.gate_up, &experts)),
+            (GateUp::Apart([gate, up]), None) => (into(gate), into(up)),
+            (GateUp::Apart([gate, up]), Some(biases)) => {
+                halves(add_biases(Tensor::cat(vec![into(gate), into(up)], 2), &biases.gate_up, &experts))
             }
-            GateUp::Apart([gate, up]) => (into(gate), into(up)),
         };
         let intermediate = gate.dims()[2];
-        let inner = kernels.run(Gated { gate, up, activation: self.activation });
-        project(inner.reshape([batch, tokens, chosen, intermediate]), &self.down_proj)
+        let inner = kernels.run(Gated { gate, up, by: self.gate });
+        let y = project(inner.reshape([batch, tokens, chosen, intermediate]), &self.down_proj);
+        match &self.biases {
+            Some(biases) => {
+                let y = y.reshape([batch, tokens * chosen, hidden]);
+                add_biases(y, &biases.down, &experts).reshape([batch, tokens, chosen, hidden])
+            }
+            None => y,
+        }
     }
 }
 
