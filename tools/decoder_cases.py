@@ -59,6 +59,11 @@ models = (
         head_dim=16, **experts, intermediate_size=17, attention_bias=False, sliding_window=8, num_local_experts=4, num_experts_per_tok=3,
         swiglu_limit=0.75, swiglu_alpha=0.9, layer_types=["full_attention", "sliding_attention", "full_attention"],
         tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    ("glm4_moe", "Glm4Moe", dict(
+        **heads, **experts, rms_norm_eps=1e-4, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, first_k_dense_replace=1)),
+    ("glm4_moe_other", "Glm4Moe", dict(
+        head_dim=16, **experts, moe_intermediate_size=17, n_routed_experts=8, num_experts_per_tok=3, first_k_dense_replace=0, n_shared_experts=2,
+        n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=False, use_qk_norm=True, attention_bias=True)),
     ("phi", "Phi", dict(num_key_value_heads=4)),
     ("phi_other", "Phi", dict(qk_layernorm=True, hidden_act="gelu", rope_parameters=dict(rope_type="default", rope_theta=300.0, partial_rotary_factor=1.0))),
     ("seed_oss", "SeedOss", dict(**heads)),

@@ -39,7 +39,7 @@ pub use check::{
 };
 pub use experts::{
     expert_linear::ExpertLinear,
-    route::{Route, Routing},
+    route::{Groups, Route, Routing, Scores},
     weighted_sum::WeightedSum,
 };
 pub use kiln_weights::streams::Arithmetic;

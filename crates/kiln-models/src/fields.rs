@@ -78,6 +78,20 @@ const QWEN_EXPERTS: &[&str] = &[
     "num_experts_per_tok",
 ];
 
+/// Experts of GLM and DeepSeek.
+const SIGMOID_EXPERTS: &[&str] = &[
+    "first_k_dense_replace",
+    "moe_intermediate_size",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "routed_scaling_factor",
+    "topk_group",
+];
+
 const GEMMA_2: &[&str] = &[
     "attention_bias",
     "final_logit_softcapping",
@@ -275,6 +289,13 @@ static FIELDS: &[Fields] = &[
         &["hidden_act", "output_router_logits", "router_aux_loss_coef"],
     )
     .layer_types(),
+    of(
+        "glm4_moe",
+        &[DECODER, ROPE, SIGMOID_EXPERTS],
+        &["attention_bias", "hidden_act", "use_qk_norm"],
+        // Blocks that predict further tokens are not read.
+        &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"],
+    ),
     of(
         "jamba",
         &[DECODER],

@@ -11,7 +11,7 @@ use crate::{
     config::{Common, Defaults},
     nn::{
         decoder::DecoderConfig,
-        experts::{ExpertNames, ExpertsConfig},
+        experts::{ExpertNames, ExpertsConfig, RouterConfig},
         rope::RopeParameters,
     },
     windows::windows,
@@ -69,7 +69,7 @@ impl Architecture for GptOss {
             intermediate: decoder.sizes.intermediate,
             shared: None,
             // The softmax of the chosen logits.
-            normalised: true,
+            router: RouterConfig::softmax(true),
             bias: true,
             gate: Some(Gate::Clamped { alpha, limit }),
             names: ExpertNames { transposed: true, interleaved: true, ..ExpertNames::new("router") },

@@ -13,7 +13,7 @@ use crate::{
         attention::AttentionConfig,
         block::{BlockConfig, FeedForwardConfig, MixerConfig},
         decoder::DecoderConfig,
-        experts::{ExpertNames, ExpertsConfig},
+        experts::{ExpertNames, ExpertsConfig, RouterConfig},
         mamba::{MambaConfig, MixerNorms},
         mlp,
         names::{Names, NormNames},
@@ -136,11 +136,9 @@ impl Architecture for Jamba {
                 experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: decoder.sizes.intermediate,
-                shared: None,
-                normalised: false,
-                bias: false,
-                gate: None,
                 names: ExpertNames::new("router"),
+                router: RouterConfig::softmax(false),
+                ..ExpertsConfig::default()
             };
             experts.check(config, "num_experts")?;
             decoder.set_experts(experts, |i| i % fields.expert_layer_period == fields.expert_layer_offset);

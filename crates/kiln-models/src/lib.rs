@@ -25,6 +25,7 @@ mod gemma;
 mod gemma2;
 mod gemma3_text;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -147,6 +148,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &qwen2_5_vl_text::Qwen25VlText,
     &qwen3_vl_text::Qwen3VlText,
     &gpt_oss::GptOss,
+    &glm4_moe::Glm4Moe,
     &jamba::Jamba,
     &whisper::Whisper,
 ];

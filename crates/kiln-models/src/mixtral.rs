@@ -9,7 +9,7 @@ use crate::{
     config::{Common, Defaults},
     nn::{
         decoder::DecoderConfig,
-        experts::{ExpertNames, ExpertsConfig},
+        experts::{ExpertNames, ExpertsConfig, RouterConfig},
         mlp,
         rope::RopeParameters,
     },
@@ -64,11 +64,9 @@ impl Architecture for Mixtral {
             experts: fields.num_experts.unwrap_or(fields.num_local_experts),
             chosen: fields.num_experts_per_tok,
             intermediate: common.sizes.intermediate,
-            shared: None,
-            normalised: true,
-            bias: false,
-            gate: None,
             names: ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::new("gate") },
+            router: RouterConfig::softmax(true),
+            ..ExpertsConfig::default()
         };
         experts.check(config, "num_local_experts")?;
         let mut decoder = DecoderConfig::new(common, rope.into());

@@ -10,7 +10,7 @@ use crate::{
     config::{Common, Defaults},
     nn::{
         decoder::DecoderConfig,
-        experts::{ExpertNames, ExpertsConfig},
+        experts::{ExpertNames, ExpertsConfig, RouterConfig, SharedConfig},
         mlp,
     },
     windows::windows,
@@ -87,11 +87,10 @@ impl Architecture for Qwen2Moe {
                 experts: fields.num_experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: fields.moe_intermediate_size,
-                shared: Some(shared),
-                normalised: fields.norm_topk_prob,
-                bias: false,
-                gate: None,
+                shared: Some(SharedConfig { width: shared, name: "shared_expert", gated: true }),
                 names: ExpertNames::new("gate"),
+                router: RouterConfig::softmax(fields.norm_topk_prob),
+                ..ExpertsConfig::default()
             };
             experts.check(config, "num_experts")?;
             let dense = fields.mlp_only_layers.unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::{
     nn::{
         attention::{HeadNorms, QK_NORMS},
         decoder::DecoderConfig,
-        experts::{ExpertNames, ExpertsConfig},
+        experts::{ExpertNames, ExpertsConfig, RouterConfig},
         mlp,
     },
     windows::windows,
@@ -85,11 +85,9 @@ impl Architecture for Qwen3Moe {
                 experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: fields.moe_intermediate_size,
-                shared: None,
-                normalised: fields.norm_topk_prob,
-                bias: false,
-                gate: None,
                 names: ExpertNames::new("gate"),
+                router: RouterConfig::softmax(fields.norm_topk_prob),
+                ..ExpertsConfig::default()
             };
             experts.check(config, "num_experts")?;
             let dense = fields.mlp_only_layers.unwrap_or_default();

@@ -223,7 +223,8 @@ impl DecoderConfig {
             blocks += 1;
         }
         let ExpertsConfig { experts, chosen, intermediate, shared, .. } = experts;
-        let sizes = ExpertSizes { experts, chosen, intermediate, shared: shared.unwrap_or(0), blocks };
+        let sizes =
+            ExpertSizes { experts, chosen, intermediate, shared: shared.map_or(0, |s| s.width), blocks };
         self.sizes.experts = (blocks > 0).then_some(sizes);
     }
 

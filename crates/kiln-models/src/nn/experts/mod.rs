@@ -6,7 +6,9 @@ mod host;
 
 use burn::tensor::{Int, Tensor, activation::sigmoid};
 use kiln_core::{Result, model::ExpertTraffic};
-use kiln_kernels::{ExpertLinear, Gate, Gated, Kernels, MatrixStack, Route, Routing, WeightedSum};
+use kiln_kernels::{
+    ExpertLinear, Gate, Gated, Groups, Kernels, MatrixStack, Route, Routing, Scores, WeightedSum,
+};
 
 pub(crate) use self::host::COPIED_AT_ONCE;
 use self::host::HostExperts;
@@ -24,15 +26,43 @@ pub(crate) struct ExpertsConfig {
     pub(crate) chosen: usize,
     /// Width of each expert.
     pub(crate) intermediate: usize,
-    /// Width of the shared expert, which all tokens use through a separate gate; `None` if there is none.
-    pub(crate) shared: Option<usize>,
-    /// Whether the weights of a token's experts are divided by their sum.
-    pub(crate) normalised: bool,
+    /// The shared expert, which all tokens use; `None` if there is none.
+    pub(crate) shared: Option<SharedConfig>,
+    pub(crate) router: RouterConfig,
     /// Whether the router and the experts have biases.
     pub(crate) bias: bool,
     /// The gate of the experts, if it is not the activation in [`MlpConfig`].
     pub(crate) gate: Option<Gate>,
     pub(crate) names: ExpertNames,
+}
+
+/// Settings of the choice of experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouterConfig {
+    pub(crate) scores: Scores,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub(crate) normalised: bool,
+    /// Name of a tensor beside the router's that is added to scores to choose experts.
+    pub(crate) correction: Option<&'static str>,
+    pub(crate) groups: Option<Groups>,
+    /// Factor of the weights.
+    pub(crate) scale: f32,
+}
+
+impl RouterConfig {
+    /// Creates the choice by the softmax of all logits.
+    pub(crate) fn softmax(normalised: bool) -> Self {
+        Self { scores: Scores::Softmax, normalised, correction: None, groups: None, scale: 1.0 }
+    }
+}
+
+/// Settings of a shared expert.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedConfig {
+    pub(crate) width: usize,
+    pub(crate) name: &'static str,
+    /// Whether its output is multiplied by a gate, `shared_expert_gate`.
+    pub(crate) gated: bool,
 }
 
 /// Checkpoint names that differ between architectures.
@@ -61,6 +91,22 @@ impl ExpertNames {
     }
 }
 
+impl Default for ExpertsConfig {
+    /// Settings of Mixtral.
+    fn default() -> Self {
+        Self {
+            experts: 8,
+            chosen: 2,
+            intermediate: 0,
+            shared: None,
+            router: RouterConfig::softmax(true),
+            bias: false,
+            gate: None,
+            names: ExpertNames::new("gate"),
+        }
+    }
+}
+
 impl ExpertsConfig {
     fn gate(&self, mlp: &MlpConfig) -> Gate {
         self.gate.unwrap_or(Gate::Activated(mlp.activation))
@@ -72,6 +118,21 @@ impl ExpertsConfig {
         // Limits far above any model, and far below the point where the product of two overflows.
         config.check(field, self.experts, 1 << 14)?;
         config.check("num_experts_per_tok", self.chosen, self.experts)?;
+        if let Some(SharedConfig { width, .. }) = self.shared {
+            config.check("shared experts", width, 1 << 24)?;
+        }
+        if let Some(Groups { groups, chosen, best }) = self.router.groups {
+            config.check("n_group", groups, self.experts)?;
+            config.check("topk_group", chosen, groups)?;
+            let each = self.experts / groups;
+            if each * groups != self.experts || each < best || each * chosen < self.chosen {
+                let why = format!(
+                    "{} experts in {groups} groups, of which {chosen} are chosen, give no {} experts a token",
+                    self.experts, self.chosen
+                );
+                return Err(config.error(&why));
+            }
+        }
         config.check("moe_intermediate_size", self.intermediate, 1 << 24)
     }
 }
@@ -79,6 +140,8 @@ impl ExpertsConfig {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
+    /// Numbers that are added to scores to choose experts, in float32.
+    correction: Option<Tensor<1>>,
     experts: Placed,
     shared: Option<SharedExpert>,
     config: ExpertsConfig,
@@ -181,11 +244,11 @@ impl GateUp {
     }
 }
 
-/// The expert that all tokens use. Its output is multiplied by the sigmoid of `gate`.
+/// The expert that all tokens use. Its output is multiplied by the sigmoid of `gate`, if there is one.
 #[derive(Debug)]
 struct SharedExpert {
     /// Gate `[1, hidden]`.
-    gate: Linear,
+    gate: Option<Linear>,
     mlp: GatedMlp,
 }
 
@@ -216,15 +279,20 @@ impl Experts {
         let of_all: Vec<_> = (0..experts).map(expert).collect();
         let router =
             Linear::load(weights, &format!("{name}.{}", names.router), [hidden, experts], config.bias)?;
-        let shared = config.shared.map(|intermediate| {
-            let mlp = MlpConfig { intermediate, ..*mlp };
-            Ok(SharedExpert {
-                gate: Linear::load(weights, &format!("{name}.shared_expert_gate"), [hidden, 1], false)?,
-                mlp: GatedMlp::load(weights, &format!("{name}.shared_expert"), &mlp)?,
-            })
+        let correction = config
+            .router
+            .correction
+            .map(|correction| weights.float32(&format!("{name}.{correction}"), &[experts]));
+        let shared = config.shared.map(|shared| {
+            let mlp = MlpConfig { intermediate: shared.width, ..*mlp };
+            let gate = format!("{name}.shared_expert_gate");
+            let gate = shared.gated.then(|| Linear::load(weights, &gate, [hidden, 1], false)).transpose()?;
+            let mlp = GatedMlp::load(weights, &format!("{name}.{}", shared.name), &mlp)?;
+            Ok(SharedExpert { gate, mlp })
         });
         Ok(Self {
             router,
+            correction: correction.transpose()?,
             shared: shared.transpose()?,
             experts: match weights.resident_experts() {
                 None => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
@@ -238,7 +306,8 @@ impl Experts {
 
     /// Returns the size of all weights in bytes, on the device and in host memory.
     pub(crate) fn bytes(&self) -> usize {
-        let shared = |SharedExpert { gate, mlp }: &SharedExpert| gate.bytes() + mlp.bytes();
+        let shared =
+            |SharedExpert { gate, mlp }: &SharedExpert| gate.as_ref().map_or(0, Linear::bytes) + mlp.bytes();
         self.router.bytes() + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
     }
 
@@ -287,9 +356,18 @@ impl Experts {
         x: Tensor<3>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let ExpertsConfig { chosen, normalised, .. } = self.config;
+        let ExpertsConfig { chosen, router, .. } = self.config;
+        let RouterConfig { scores, normalised, groups, scale, .. } = router;
         let logits = self.router.forward(x.clone(), kernels);
-        let Routing { experts, weights } = kernels.run(Route { logits, chosen, normalised });
+        let Routing { experts, weights } = kernels.run(Route {
+            logits,
+            chosen,
+            normalised,
+            scores,
+            bias: self.correction.clone(),
+            groups,
+            scale,
+        });
         let residual = match &self.shared {
             None => residual,
             Some(shared) => Some(shared.forward(residual, x.clone(), kernels)),
@@ -368,7 +446,8 @@ impl SharedExpert {
     /// All tensors are `[batch, tokens, hidden]`.
     fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, hidden] = x.dims();
-        let weights = sigmoid(self.gate.forward(x.clone(), kernels));
+        let Some(gate) = &self.gate else { return self.mlp.forward(residual, x, kernels) };
+        let weights = sigmoid(gate.forward(x.clone(), kernels));
         let x = self.mlp.forward(None, x, kernels).reshape([batch, tokens, 1, hidden]);
         kernels.run(WeightedSum { x, weights, residual })
     }
