@@ -6,11 +6,14 @@
 one leaves out: biases, windows, lists of blocks, tied embeddings, stretched rotary positions. Prompts are longer than windows.
 """
 
+import json
+import os
 import sys
 
 import torch
 import transformers
 from recorder import VOCAB, Recorder, ids, left_padded
+from safetensors.torch import load_file, save_file
 
 recorder = Recorder(sys.argv[1])
 
@@ -59,6 +62,9 @@ models = (
         head_dim=16, **experts, intermediate_size=17, attention_bias=False, sliding_window=8, num_local_experts=4, num_experts_per_tok=3,
         swiglu_limit=0.75, swiglu_alpha=0.9, layer_types=["full_attention", "sliding_attention", "full_attention"],
         tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    ("gpt_oss_mxfp4", "GptOss", dict(
+        head_dim=16, **experts, hidden_size=64, intermediate_size=96, num_hidden_layers=2, sliding_window=8, num_local_experts=4,
+        num_experts_per_tok=2)),
     ("glm4_moe", "Glm4Moe", dict(
         **heads, **experts, rms_norm_eps=1e-4, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, first_k_dense_replace=1)),
     ("glm4_moe_other", "Glm4Moe", dict(
@@ -71,9 +77,41 @@ models = (
     ("ernie4_5", "Ernie4_5", dict(**heads)),
     ("ernie4_5_other", "Ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False, rope_parameters=dict(yarn))),
 )
+
+
+def in_mxfp4(weight):
+    """Rounds a matrix of experts [experts, in, out] in place; returns what official folders store of it."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat([values, -values])
+    blocks = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = blocks.abs().amax(-1).clamp_min(1e-30).log2().floor() - 2
+    codes = (blocks / torch.exp2(exponents)[..., None])[..., None].sub(values).abs().argmin(-1)
+    weight.copy_((values[codes] * torch.exp2(exponents)[..., None]).flatten(-2).transpose(1, 2))
+    pairs = codes.unflatten(-1, (-1, 2))
+    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8), (exponents + 127).to(torch.uint8)
+
+
+def store_in_mxfp4(made, folder):
+    """Rounds all experts of a model, and stores them in its folder as official ones do."""
+    path = os.path.join(folder, "model.safetensors")
+    stored = load_file(path)
+    for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks, scales = in_mxfp4(made.get_parameter(name))
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del stored[name]
+    save_file(stored, path, metadata={"format": "pt"})
+    with open(os.path.join(folder, "config.json")) as file:
+        config = json.load(file)
+    config["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "lm_head"])
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file, indent=2)
+
+
 for seed, (name, cls, settings) in enumerate(models, 201):
     config = getattr(transformers, f"{cls}Config")(**{**sizes, **settings})
     made = recorder.model(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, name, seed)
+    if "mxfp4" in name:
+        store_in_mxfp4(made, os.path.join(sys.argv[1], "models", name))
     recorder.generate(made, name, "greedy", ids(9, 6), new=8)
     recorder.generate(made, name, "greedy_long", ids(45, 7), new=6)
     recorder.generate(made, name, "leftpad_b2", *left_padded(), new=6)

@@ -141,7 +141,7 @@ impl Setup {
             Some(resident) if has_experts()? => Some(resident),
             _ => None,
         };
-        model.dtype(DtypeChoice::F32).offload_experts(resident).load()
+        model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load()
     }
 }
 

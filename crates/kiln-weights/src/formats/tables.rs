@@ -85,7 +85,7 @@ const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 2
 
 /// `kvalues_mxfp4` of ggml: twice the values of a 4-bit float (E2M1), which has a sign, 2 bits of exponent
 /// and 1 bit of fraction.
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(crate) const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 fields! {
     /// `scale · NON_LINEAR[code]`, with 4-bit codes (`block_iq4_nl` of ggml).
@@ -238,9 +238,19 @@ impl Block<32, 17> for Mxfp4 {
     }
 }
 
+/// Writes a block of MXFP4 with these codes and this scale, a [`half_power`].
+pub(crate) fn mxfp4_block(scale: f32, codes: &[u8; 32], block: &mut [u8; 17]) {
+    let exponent = match scale.to_bits() {
+        0x0020_0000 => 0,
+        0x0040_0000 => 1,
+        bits => (bits >> 23) as u8 + 1,
+    };
+    Mxfp4 { exponent: [exponent], codes: bytes_of::<4, 16, _, _>(codes) }.write(block);
+}
+
 /// Returns `2^(exponent - 128)`: half of the value of the exponent, because the values of the table are
 /// doubled.
-fn half_power(exponent: u8) -> f32 {
+pub(crate) fn half_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         // Subnormal results.
         0..2 => 0x0020_0000 << exponent,

@@ -11,6 +11,8 @@ pub(super) enum Codes {
     /// bitsandbytes: 4-bit indices into a table, two per byte, the first in its high bits. Rows follow each
     /// other without a gap, so two rows may share a byte.
     Table([f32; 16]),
+    /// MXFP4: 4-bit indices into a table, two per byte, the first in its low bits. Rows are whole bytes.
+    LowFirst([f32; 16]),
     /// A signed byte per number.
     Int8,
     /// An 8-bit float per number (E4M3).
@@ -37,6 +39,7 @@ impl Codes {
         let numbers = rows.checked_mul(columns)?;
         match self {
             Self::Table(_) => Some(numbers.div_ceil(2)),
+            Self::LowFirst(_) => columns.is_multiple_of(2).then_some(numbers / 2),
             Self::Int8 | Self::Float8 => Some(numbers),
             Self::Rows { bits } => row_bytes(columns, *bits)?.checked_mul(rows),
             Self::Columns { bits } => {
@@ -53,7 +56,9 @@ impl Codes {
         let each = match self {
             Self::Table(_) => return range.start * columns / 2..(range.end * columns).div_ceil(2),
             Self::Columns { .. } | Self::Awq => return 0..all,
-            Self::Int8 | Self::Float8 | Self::Rows { .. } => all.checked_div(rows).unwrap_or(0),
+            Self::Int8 | Self::Float8 | Self::Rows { .. } | Self::LowFirst(_) => {
+                all.checked_div(rows).unwrap_or(0)
+            }
         };
         range.start * each..range.end * each
     }
@@ -64,7 +69,7 @@ impl Codes {
             Self::Rows { bits } | Self::Columns { bits } => Some(*bits),
             Self::Awq => Some(4),
             Self::Int8 => Some(8),
-            Self::Table(_) | Self::Float8 => None,
+            Self::Table(_) | Self::LowFirst(_) | Self::Float8 => None,
         }
     }
 
@@ -73,14 +78,14 @@ impl Codes {
         match self {
             Self::Rows { bits } => (1 << (bits - 1)) as f32,
             Self::Int8 => 128.0,
-            Self::Table(_) | Self::Float8 | Self::Columns { .. } | Self::Awq => 0.0,
+            Self::Table(_) | Self::LowFirst(_) | Self::Float8 | Self::Columns { .. } | Self::Awq => 0.0,
         }
     }
 
     /// Returns the number that each code represents.
     pub(super) fn numbers(&self) -> [f32; 256] {
         let number = |code: u8| match self {
-            Self::Table(table) => table[usize::from(code & 15)],
+            Self::Table(table) | Self::LowFirst(table) => table[usize::from(code & 15)],
             Self::Float8 => float8::widen(code),
             _ => f32::from(code) - self.zero(),
         };
@@ -103,6 +108,11 @@ impl Codes {
                     for (to, code) in to.iter_mut().zip([byte >> 4, byte & 15]) {
                         *to = code;
                     }
+                }
+            }
+            Self::LowFirst(_) => {
+                for (to, &byte) in to.chunks_exact_mut(2).zip(codes) {
+                    to.copy_from_slice(&[byte & 15, byte >> 4]);
                 }
             }
             Self::Int8 => {

@@ -1,4 +1,4 @@
-//! Matrices in the formats of PyTorch's quantizers: bitsandbytes, GPTQ, AWQ and compressed-tensors.
+//! Matrices in the formats of PyTorch's quantizers: bitsandbytes, GPTQ, AWQ, compressed-tensors and MXFP4.
 //!
 //! A matrix consists of several tensors: codes, scales, zero points, an order of columns. [`Quantized`]
 //! contains everything except the codes, which are passed in for the rows to unpack, or to pack in blocks of
@@ -10,6 +10,7 @@ mod codes;
 mod compressed_tensors;
 mod float8;
 mod gptq;
+mod mxfp4;
 mod packed;
 mod scaling;
 #[cfg(test)]

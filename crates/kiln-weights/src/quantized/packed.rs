@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Quantized, check, codes::Codes, wrong};
+use super::{Quantized, check, codes::Codes, scaling::Scaling, wrong};
 use crate::{Error, Format, formats::pytorch, streams::Table};
 
 impl Format {
@@ -37,6 +37,7 @@ impl Quantized {
         let group = self.scaling.group(self.columns)?;
         match &self.codes {
             Codes::Table(table) => Format::of_table(table, group, self.columns),
+            Codes::LowFirst(_) => Some(Self::MXFP4),
             codes => Format::of_integers(codes.integer_bits()?, group, self.columns),
         }
     }
@@ -56,6 +57,11 @@ impl Quantized {
         let bytes = format.bytes_of(numbers).unwrap_or(0);
         check("bytes of blocks", blocks.len(), bytes)?;
         let codes = self.read(rows.clone(), codes, numbers)?;
+        if let (Codes::LowFirst(_), Scaling::Blocks { scales, block }) = (&self.codes, &self.scaling) {
+            let first = rows.start * self.columns / block;
+            Self::pack_mxfp4(&codes, scales.get(first..).unwrap_or_default(), blocks);
+            return Ok(());
+        }
         let starts =
             rows.flat_map(|row| (0..self.columns).step_by(format.block()).map(move |column| (row, column)));
         let blocks = blocks.chunks_exact_mut(format.block_bytes()).zip(codes.chunks_exact(format.block()));
@@ -63,7 +69,7 @@ impl Quantized {
             let scaled = self.scaling.of_block(row, column, self.columns);
             let (scale, zero) = scaled.ok_or_else(|| wrong("scales", format!("lack one of row {row}")))?;
             let zero = match &self.codes {
-                Codes::Table(_) => None,
+                Codes::Table(_) | Codes::LowFirst(_) => None,
                 codes => {
                     let zero = zero + codes.zero();
                     let code = Some(zero as u8).filter(|code| f32::from(*code) == zero);

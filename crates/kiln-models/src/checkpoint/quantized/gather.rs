@@ -71,6 +71,7 @@ impl Checkpoint {
                 let rows = words.saturating_mul(8);
                 checkpoint.put(found, [rows, columns], Kind::Awq { group: *group })
             }),
+            Method::Mxfp4 => self.each("_blocks", Self::mxfp4),
             Method::CompressedTensors { bits } => {
                 self.tensors.retain(|name, _| !OF_ACTIVATIONS.iter().any(|end| name.ends_with(end)));
                 self.each(".weight_packed", |checkpoint, module| checkpoint.packed(module, bits))?;
@@ -249,6 +250,63 @@ impl Checkpoint {
                 Err(self.wrong(&found, &why))
             }
         }
+    }
+
+    /// Gathers the experts in one tensor of codes `[experts, rows, blocks, 16]` and one of exponents. Rows of
+    /// gate and up projections alternate.
+    fn mxfp4(&mut self, module: &str) -> Result<()> {
+        let Some(codes) = self.tensors.remove(&format!("{module}_blocks")) else { return Ok(()) };
+        let wrong = |checkpoint: &Self, why: String| Error::File {
+            path: checkpoint.path(&codes),
+            why: format!("`{module}_blocks` {why}; get the folder again"),
+        };
+        let Some(exponents) = self.tensors.remove(&format!("{module}_scales")) else {
+            return Err(wrong(self, "has no `_scales` beside it".to_owned()));
+        };
+        let (own, part) = module.rsplit_once('.').unwrap_or(("", module));
+        let parts: &[&str] = match part {
+            "gate_up_proj" => &["gate_proj", "up_proj"],
+            _ => &[part],
+        };
+        let is_bytes = |entry: &Entry| entry.stored == Stored::Plain(Dtype::U8);
+        let ([experts, rows, blocks, 16], true) = (&codes.shape[..], is_bytes(&codes)) else {
+            let why = format!(
+                "has {} of shape {:?}, and bytes [experts, rows, blocks, 16] are needed",
+                codes.stored, codes.shape
+            );
+            return Err(wrong(self, why));
+        };
+        let (experts, rows, blocks) = (*experts, *rows, *blocks);
+        if exponents.shape[..] != [experts, rows, blocks]
+            || !is_bytes(&exponents)
+            || !rows.is_multiple_of(parts.len())
+        {
+            return Err(wrong(
+                self,
+                format!("of shape {:?} has `_scales` of shape {:?}", codes.shape, exponents.shape),
+            ));
+        }
+        let own_rows = rows / parts.len();
+        for (expert, i) in (0..experts).flat_map(|expert| (0..parts.len()).map(move |i| (expert, i))) {
+            let view = |entry: &Entry, width: usize| {
+                let first = ((expert * rows + i) * width) as u64;
+                entry.view(
+                    vec![own_rows, width],
+                    first,
+                    &[(own_rows, (parts.len() * width) as u64), (width, 1)],
+                )
+            };
+            let Some((codes, exponents)) = view(&codes, blocks * 16).zip(view(&exponents, blocks)) else {
+                return Err(wrong(self, format!("has shape {:?}", codes.shape)));
+            };
+            let found = Found {
+                module: format!("{own}.{expert}.{}", parts[i]),
+                codes,
+                parts: BTreeMap::from([("_scales", exponents)]),
+            };
+            self.put(found, [own_rows, blocks * 32], Kind::Mxfp4)?;
+        }
+        Ok(())
     }
 
     /// Gathers codes in bytes or in floats of 8 bits.

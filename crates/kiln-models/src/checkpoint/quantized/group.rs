@@ -48,6 +48,7 @@ pub(super) enum Kind {
     },
     /// compressed-tensors.
     Compressed(CodeType),
+    Mxfp4,
 }
 
 /// Scales of bitsandbytes that are quantized themselves (`bnb_4bit_use_double_quant`): `block` of them share
@@ -68,6 +69,7 @@ impl fmt::Display for Group {
             Kind::Compressed(CodeType::Packed { bits }) => write!(f, "INT{bits} (compressed-tensors)"),
             Kind::Compressed(CodeType::Int8) => f.write_str("INT8 (compressed-tensors)"),
             Kind::Compressed(CodeType::Float8) => f.write_str("F8_E4M3 (compressed-tensors)"),
+            Kind::Mxfp4 => f.write_str("MXFP4"),
         }
     }
 }
@@ -149,6 +151,10 @@ impl Group {
                 Quantized::awq(rows, columns, &scales, &zeros, group.unwrap_or(columns))
             }
             Kind::Compressed(codes) => return parts.compressed(rows, columns, codes),
+            Kind::Mxfp4 => {
+                let blocks = rows.saturating_mul(columns) / 32;
+                Quantized::mxfp4(rows, columns, &parts.bytes("_scales", Dtype::U8, blocks)?)
+            }
         };
         Ok(quantized?)
     }
@@ -179,6 +185,7 @@ impl Parts<'_> {
             Kind::FourBits { block, .. } => {
                 return Ok(Format::of_table(&self.floats(".weight.quant_map", 16)?, block, columns));
             }
+            Kind::Mxfp4 => return Ok(Some(Format::Mxfp4)),
             Kind::LlmInt8 => (8, Some(columns)),
             Kind::Gptq { bits, group, .. } => (bits, in_order(".g_idx", group.unwrap_or(columns))?),
             Kind::Awq { group } => (4, Some(group.unwrap_or(columns))),

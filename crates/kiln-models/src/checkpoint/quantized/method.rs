@@ -23,6 +23,8 @@ pub(in crate::checkpoint) enum Method {
         /// Columns per group; `None` if a row is one group.
         group: Option<usize>,
     },
+    /// Experts in MXFP4.
+    Mxfp4,
     CompressedTensors {
         /// Bits per code, for all kinds of matrices.
         bits: Vec<usize>,
@@ -47,6 +49,7 @@ impl Method {
             None if is_bitsandbytes => Ok(Self::Bitsandbytes),
             Some("gptq") => settings.gptq(),
             Some("awq") => settings.awq(),
+            Some("mxfp4") => Ok(Self::Mxfp4),
             Some("compressed-tensors") => settings.compressed_tensors(),
             Some(other) => Err(settings.unread(&format!("were quantized by {other}"))),
             None => Err(settings.unread("were quantized by an unknown method")),
@@ -76,8 +79,8 @@ impl<'a> Settings<'a> {
     /// Returns the error for weights that are not read.
     fn unread(&self, what: &str) -> Error {
         self.config.error(&format!(
-            "its weights {what} (`quantization_config`); bitsandbytes, gptq, awq and compressed-tensors are \
-             read: give such a folder, or that of the unquantized model"
+            "its weights {what} (`quantization_config`); bitsandbytes, gptq, awq, mxfp4 and compressed-tensors \
+             are read: give such a folder, or that of the unquantized model"
         ))
     }
 
