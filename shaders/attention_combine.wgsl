@@ -1,6 +1,8 @@
 // Combines the results of attention_decode for parts of the keys. One workgroup per vector of the result.
 
 alias elem = f32;
+// Whether there is a key more for each head, whose value is 0.
+const SINKS = false;
 
 struct Info {
     vectors: u32,
@@ -8,8 +10,6 @@ struct Info {
     heads: u32,
     queries: u32,
     head_dim: u32,
-    // 1: there is a key more for each head, whose value is 0.
-    has_sinks: u32,
     sink_stride: u32,
 }
 
@@ -46,7 +46,7 @@ fn main(
     let dim = info.head_dim;
     let at = vector * splits * (dim + 2u);
     var sink = LOWEST;
-    if info.has_sinks == 1u {
+    if SINKS {
         sink = sinks[vector / info.queries % info.heads * info.sink_stride];
     }
     var most = sink;
@@ -68,7 +68,10 @@ fn main(
 
     // The parts are added in order, so that a part without visible keys changes nothing.
     var number = 0.0;
-    var total = select(0.0, exp(sink - all), info.has_sinks == 1u);
+    var total = 0.0;
+    if SINKS {
+        total = exp(sink - all);
+    }
     for (var base = 0u; base < splits; base += LANES) {
         let count = min(splits - base, LANES);
         var weight = 0.0;

@@ -1,4 +1,4 @@
-// y = act(gate) * up, with act in f32, or a clamped gate in f32. One invocation per element. With activation.wgsl.
+// y = act(gate) * up, with act in f32, or a clamped gate. One invocation per element. With activation.wgsl.
 
 alias elem = f32;
 // 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1. 3: clamped.

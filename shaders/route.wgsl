@@ -35,11 +35,12 @@ struct Info {
 
 const LANES = 256u;
 const MOST = 1024u;
+const MOST_GROUPS = 128u;
 
 var<workgroup> keys: array<u32, MOST>;
 var<workgroup> powers: array<f32, MOST>;
 var<workgroup> chosen_powers: array<f32, MOST>;
-var<workgroup> of_groups: array<u32, MOST>;
+var<workgroup> of_groups: array<u32, MOST_GROUPS>;
 // Bounds of loops are read from here: a loop whose bound is a uniform is slow on software devices.
 var<workgroup> shared_experts: u32;
 var<workgroup> shared_choice: u32;

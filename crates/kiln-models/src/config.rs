@@ -306,6 +306,11 @@ impl ConfigFile {
         config
     }
 
+    /// Returns the config with this value of a field that it leaves out.
+    pub(crate) fn or(&self, key: &str, value: impl Into<Value>) -> Self {
+        if self.get(key).is_some() { self.clone() } else { self.with(key, value.into()) }
+    }
+
     /// Returns the config without fields that the architecture does not know.
     pub(crate) fn without(&self, keys: &[&str]) -> Self {
         let mut config = self.clone();

@@ -1,6 +1,6 @@
-//! EXAONE 4.0 (LG AI Research, 2025; transformers' `Exaone4ForCausalLM`): Llama with norms after attention and
-//! feed-forward instead of before, and norms on each head of queries and keys. If some blocks have a window,
-//! the others have no rotary positions.
+//! EXAONE 4.0 (LG AI Research, 2025; transformers' `Exaone4ForCausalLM`): Llama with norms after attention
+//! and feed-forward instead of before, and norms on each head of queries and keys. If some blocks have a
+//! window, the others have no rotary positions.
 
 use kiln_core::Result;
 use serde::Deserialize;

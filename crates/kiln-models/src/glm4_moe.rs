@@ -1,7 +1,7 @@
 //! GLM-4.5, 4.6 and 4.7 (Zhipu AI, 2025, <https://arxiv.org/abs/2508.06471>; transformers'
-//! `Glm4MoeForCausalLM`): rotary positions on half of each head, norms on each head of queries and keys if the
-//! config asks for them, and mixtures of experts that are chosen by the sigmoid of their logits and a bias,
-//! from the best groups, beside one that all tokens use.
+//! `Glm4MoeForCausalLM`): rotary positions on half of each head, norms on each head of queries and keys if
+//! the config asks for them, and mixtures of experts that are chosen by the sigmoid of their logits and a
+//! bias, from the best groups, beside one that all tokens use.
 
 use kiln_core::Result;
 use kiln_kernels::{Groups, Scores};
@@ -84,7 +84,7 @@ impl SigmoidExperts {
                 scores: Scores::Sigmoid,
                 normalised: self.norm_topk_prob.unwrap_or(true),
                 correction: Some("gate.e_score_correction_bias"),
-                groups: (groups != 1).then_some(Groups { groups, chosen, best: 2 }),
+                groups: ([groups, chosen] != [1, 1]).then_some(Groups { groups, chosen, best: 2 }),
                 scale: config.positive("routed_scaling_factor", scale)? as f32,
             },
             names: ExpertNames::new("gate"),

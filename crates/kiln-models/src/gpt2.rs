@@ -53,11 +53,12 @@ impl Architecture for Gpt2 {
         if fields.add_cross_attention {
             return Err(config.error("`add_cross_attention` asks for an encoder, which GPT-2 has not here"));
         }
-        let config = &config.with_aliases(&ALIASES)?;
+        let config = config.with_aliases(&ALIASES)?.without(&["num_key_value_heads", "head_dim"]);
+        let sizes = [("hidden_size", 768), ("num_hidden_layers", 12), ("num_attention_heads", 12)];
+        let config = sizes.iter().fold(config, |config, (name, size)| config.or(name, *size));
         let hidden = config.get("hidden_size").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let inner = fields.n_inner.map_or(hidden.saturating_mul(4), |inner| inner as u64);
-        let config =
-            &config.with("intermediate_size", inner.into()).without(&["num_key_value_heads", "head_dim"]);
+        let config = &config.with("intermediate_size", inner.into());
         let common = Common::read(config, DEFAULTS)?;
         let name = "layer_norm_epsilon";
         let eps = config.positive(name, fields.layer_norm_epsilon.unwrap_or(DEFAULTS.eps))?;

@@ -1,6 +1,6 @@
-//! gpt-oss (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>; transformers' `GptOssForCausalLM`): a sink for each
-//! head, a window on every other block, biases, and mixtures of experts with clamped gates whose matrices are
-//! stored as `[experts, in, out]`, or in MXFP4.
+//! gpt-oss (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>; transformers' `GptOssForCausalLM`): a sink for
+//! each head, a window on every other block, biases, and mixtures of experts with clamped gates whose
+//! matrices are stored as `[experts, in, out]`, or in MXFP4.
 
 use kiln_core::Result;
 use kiln_kernels::Gate;

@@ -1,5 +1,5 @@
-//! OLMo 3 (OLMo Team, 2025; transformers' `Olmo3ForCausalLM`): OLMo 2 with three blocks with a window for each
-//! block without, and separate rotary positions in the blocks with a window.
+//! OLMo 3 (OLMo Team, 2025; transformers' `Olmo3ForCausalLM`): OLMo 2 with three blocks with a window for
+//! each block without, and separate rotary positions in the blocks with a window.
 
 use kiln_core::Result;
 use serde::Deserialize;

@@ -1,5 +1,5 @@
-//! Seed-OSS (ByteDance Seed, 2025; transformers' `SeedOssForCausalLM`): Llama with biases on queries, keys and
-//! values, and a separate setting for the bias of the output projection.
+//! Seed-OSS (ByteDance Seed, 2025; transformers' `SeedOssForCausalLM`): Llama with biases on queries, keys
+//! and values, and a separate setting for the bias of the output projection.
 
 use kiln_core::Result;
 use serde::Deserialize;

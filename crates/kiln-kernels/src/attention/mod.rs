@@ -548,5 +548,5 @@ const COMBINE: Shader = Shader {
     name: "attention_combine",
     bindings: &[reads("parts"), reads("sinks"), writes("y")],
     text: include_str!("../../../../shaders/attention_combine.wgsl"),
-    options: &[],
+    options: &[|| &["const SINKS = false;", "const SINKS = true;"]],
 };

@@ -117,9 +117,9 @@ pub(super) fn combine(
         heads: shape[1] as u32,
         queries: shape[2] as u32,
         head_dim: shape[3] as u32,
-        has_sinks: u32::from(has_sinks),
         sink_stride,
     };
-    Launch::new(&COMBINE, dtype, &parts.client).run(vectors, [&parts, &sinks, &y], info);
+    let launch = Launch::new(&COMBINE, dtype, &parts.client).with(&[usize::from(has_sinks)]);
+    launch.run(vectors, [&parts, &sinks, &y], info);
     Tensor::from_primitive::<Cube>(y)
 }

@@ -1,10 +1,11 @@
 //! Routing: the experts of each token and their weights (Shazeer et al., 2017,
 //! <https://arxiv.org/abs/1701.06538>).
 //!
-//! Weights are the `chosen` largest scores of experts, in float32: probabilities of the softmax of the router's
-//! logits over all experts, or their sigmoids. Normalised weights are divided by their sum. A bias may decide
-//! which experts are chosen, and experts may be chosen from the best groups alone. (`MixtralTopKRouter`,
-//! `Qwen3MoeTopKRouter`, `JambaTopKRouter`, `Glm4MoeTopkRouter`, `DeepseekV2TopkRouter` of transformers)
+//! Weights are the `chosen` largest scores of experts, in float32: probabilities of the softmax of the
+//! router's logits over all experts, or their sigmoids. Normalised weights are divided by their sum. A bias
+//! may decide which experts are chosen, and experts may be chosen from the best groups alone.
+//! (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, `JambaTopKRouter`, `Glm4MoeTopkRouter`,
+//! `DeepseekV2TopkRouter` of transformers)
 
 use burn::tensor::{DType, Device, Int, Tensor, activation::sigmoid};
 use kiln_core::read_back::{self, ReadBack};
@@ -66,6 +67,12 @@ impl Route {
         Self { logits, chosen, normalised, scores: Scores::Softmax, bias: None, groups: None, scale: 1.0 }
     }
 
+    #[cfg(feature = "cube")]
+    fn is_for_gpus(&self) -> bool {
+        let groups = self.groups.map_or(1, |groups| groups.groups);
+        self.logits.dims()[2] <= MOST_EXPERTS && groups <= MOST_GROUPS
+    }
+
     /// Whether experts are chosen by something else than their logits.
     fn has_choice(&self) -> bool {
         self.bias.is_some() || self.groups.is_some()
@@ -85,6 +92,10 @@ pub struct Routing {
 /// Maximum number of experts that the GPU kernels have workgroup memory for.
 #[cfg(feature = "cube")]
 pub(crate) const MOST_EXPERTS: usize = 1024;
+
+/// Maximum number of groups of experts, likewise.
+#[cfg(feature = "cube")]
+const MOST_GROUPS: usize = 128;
 
 impl Kernel for Route {
     const NAME: &'static str = "route";
@@ -172,7 +183,7 @@ impl Kernel for Route {
             shaders::route::Info,
         };
 
-        if self.logits.dims()[2] > MOST_EXPERTS {
+        if !self.is_for_gpus() {
             return Err(self);
         }
         let has_choice = self.has_choice();
@@ -211,7 +222,7 @@ impl Kernel for Route {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Routing, Self> {
-        if self.logits.dims()[2] > MOST_EXPERTS { Err(self) } else { Ok(cube::launch(self)) }
+        if self.is_for_gpus() { Ok(cube::launch(self)) } else { Err(self) }
     }
 }
 
@@ -413,7 +424,7 @@ mod cube {
     };
     use cubecl::prelude::*;
 
-    use super::{Groups, MOST_EXPERTS, Route, Routing, Scores, TINY};
+    use super::{Groups, MOST_EXPERTS, MOST_GROUPS, Route, Routing, Scores, TINY};
     use crate::{
         linear::activation::cube::sigmoid,
         runtime::launch::{LANES, address_type, count, empty, primitive},
@@ -449,7 +460,7 @@ mod cube {
         let mut keys = Shared::<[u32]>::new_slice(MOST_EXPERTS);
         let mut powers = Shared::<[f32]>::new_slice(MOST_EXPERTS);
         let mut picked = Shared::<[f32]>::new_slice(MOST_EXPERTS);
-        let mut of_groups = Shared::<[u32]>::new_slice(MOST_EXPERTS);
+        let mut of_groups = Shared::<[u32]>::new_slice(MOST_GROUPS);
         let at = vector / tokens * logits.stride(0) + vector % tokens * logits.stride(1);
         let mut e = lane;
         while e < experts {

@@ -148,7 +148,10 @@ impl Checkpoint {
                     let order = ExpertOrder { transposed, interleaved, parts: parts.len() };
                     let wrong = || Error::File {
                         path: self.path(&entry),
-                        why: format!("`{name}` has shape {:?}, which no experts have", entry.shape),
+                        why: format!(
+                            "`{name}` has shape {:?}, which no matrices of experts have",
+                            entry.shape
+                        ),
                     };
                     let views = order.views(&entry).ok_or_else(wrong)?;
                     let of_experts = (0..).flat_map(|expert| parts.iter().map(move |part| (expert, part)));

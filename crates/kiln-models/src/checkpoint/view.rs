@@ -32,8 +32,8 @@ struct Span {
 }
 
 impl Entry {
-    /// Creates a view of this tensor with elements of another shape. `first` is the index of its first element
-    /// in the tensor; `dims` are sizes and strides in elements, the last of which varies fastest.
+    /// Creates a view of this tensor with elements of another shape. `first` is the index of its first
+    /// element in the tensor; `dims` are sizes and strides in elements, the last of which varies fastest.
     ///
     /// Returns `None` if an element would be outside of the tensor, or if elements are not whole bytes.
     pub(super) fn view(&self, shape: Vec<usize>, first: u64, dims: &[(usize, u64)]) -> Option<Self> {
@@ -139,5 +139,70 @@ impl Span {
         self.file == entry.file
             && self.start <= first
             && first + view.extent() <= self.start + self.bytes.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use kiln_core::source::MemorySource;
+    use safetensors::{Dtype, tensor::TensorView};
+    use serde_json::json;
+
+    use super::*;
+
+    /// A folder with one tensor of ascending float32 numbers.
+    fn folder(shape: &[usize]) -> Checkpoint {
+        let numbers: Vec<u8> =
+            (0..shape.iter().product::<usize>()).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let view = TensorView::new(Dtype::F32, shape.to_vec(), &numbers).unwrap();
+        let weights = safetensors::serialize([("x", view)], None).unwrap();
+        let config = json!({ "model_type": "none" }).to_string().into_bytes();
+        let files =
+            BTreeMap::from([("config.json".to_owned(), config), ("model.safetensors".to_owned(), weights)]);
+        Checkpoint::from_source(Arc::new(MemorySource::new(files))).unwrap()
+    }
+
+    fn numbers(checkpoint: &Checkpoint, entry: &Entry, range: std::ops::Range<usize>) -> Vec<f32> {
+        let mut bytes = vec![0; 4 * range.len()];
+        checkpoint.read(entry, entry.range.start + 4 * range.start as u64, &mut bytes).unwrap();
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    #[test]
+    fn a_view_reads_elements_in_its_own_order() {
+        // Short runs, whose surroundings are read, and long ones.
+        for columns in [6, 200] {
+            let checkpoint = folder(&[4, 3, columns]);
+            let x = &checkpoint.tensors["x"];
+            let (row, head) = (columns as u64, 3 * columns as u64);
+            let middle = x.view(vec![4, columns], row, &[(4, head), (columns, 1)]).unwrap();
+            let want: Vec<f32> =
+                (0..4).flat_map(|i| (0..columns).map(move |j| ((3 * i + 1) * columns + j) as f32)).collect();
+            assert_eq!(numbers(&checkpoint, &middle, 0..want.len()), want);
+            assert_eq!(numbers(&checkpoint, &middle, 5..columns + 3), want[5..columns + 3]);
+            let alternate = x.view(vec![columns / 2], 1, &[(columns / 2, 2)]).unwrap();
+            assert_eq!(numbers(&checkpoint, &alternate, 0..3), [1.0, 3.0, 5.0]);
+        }
+        let checkpoint = folder(&[3, 5]);
+        let transposed = checkpoint.tensors["x"].transposed().unwrap();
+        assert_eq!(transposed.shape, [5, 3]);
+        assert_eq!(numbers(&checkpoint, &transposed, 0..6), [0.0, 5.0, 10.0, 1.0, 6.0, 11.0]);
+        assert_eq!(numbers(&checkpoint, &transposed, 14..15), [14.0]);
+    }
+
+    #[test]
+    fn views_beyond_a_tensor_are_none() {
+        let checkpoint = folder(&[3, 5]);
+        let x = &checkpoint.tensors["x"];
+        assert_eq!(x.view(vec![3], 1, &[(3, 7)]), None);
+        assert_eq!(x.view(vec![1], 15, &[(1, 1)]), None);
+        assert_eq!(x.view(vec![0], 0, &[(0, 1)]), None);
+        assert_eq!(x.view(vec![2], 0, &[(2, u64::MAX)]), None);
+        assert!(x.view(vec![3], 0, &[(3, 7)]).is_some());
+        assert_eq!(x.transposed().unwrap().transposed(), None, "a view of a view");
     }
 }

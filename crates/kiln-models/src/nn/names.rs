@@ -39,8 +39,8 @@ pub(crate) struct Names {
     pub(crate) feed_forward_alias: Option<&'static str>,
     /// Ends of the names of matrices that are stored as `[in, out]`.
     pub(crate) transposed: &'static [&'static str],
-    /// Name of the matrix in which queries, keys and values of each head follow each other; `None` if there is
-    /// none.
+    /// Names of the matrix and the bias in which queries, keys and values of each head follow each other;
+    /// `None` if there are none.
     pub(crate) by_head: Option<[&'static str; 2]>,
 }
 

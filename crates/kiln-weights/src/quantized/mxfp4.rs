@@ -43,3 +43,46 @@ impl Quantized {
     /// The format of matrices whose codes have their first number in the low bits.
     pub(super) const MXFP4: Format = Format::Mxfp4;
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use super::*;
+
+    /// Values of the codes, by the standard.
+    const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+    #[test]
+    fn numbers_are_those_of_the_standard_unpacked_and_in_blocks() {
+        let (rows, columns) = (3, 64);
+        let exponents = [127, 120, 0, 1, 2, 254];
+        let codes: Vec<u8> = (0..rows * columns / 2).map(|i| (i * 37 % 256) as u8).collect();
+        let number = |i: usize| {
+            let code = codes[i / 2] >> (i % 2 * 4) & 15;
+            let power = f64::from(exponents[i / 32] as i32 - 127).exp2();
+            let value = f64::from(VALUES[usize::from(code & 7)]) * power;
+            (if code > 7 { -value } else { value }) as f32
+        };
+        let want: Vec<f32> = (0..rows * columns).map(number).collect();
+        let matrix = Quantized::mxfp4(rows, columns, &exponents).unwrap();
+        for range in [0..3, 1..3, 2..3] {
+            let own = &codes[matrix.codes_of(range.clone())];
+            let (mut numbers, mut blocks) = (vec![0.0; range.len() * columns], vec![0; range.len() * 34]);
+            matrix.unpack(range.clone(), own, &mut numbers).unwrap();
+            assert_eq!(numbers, want[range.start * columns..range.end * columns], "{range:?}");
+            matrix.pack(range.clone(), own, &mut blocks).unwrap();
+            let mut again = vec![0.0; numbers.len()];
+            matrix.format().unwrap().unpack(&blocks, &mut again).unwrap();
+            assert_eq!(again, numbers, "{range:?} in blocks");
+        }
+    }
+
+    #[test]
+    fn sizes_that_contradict_each_other_are_errors() {
+        for (columns, exponents) in [(48, 3), (64, 5), (0, 1)] {
+            let error = Quantized::mxfp4(2, columns, &vec![127; exponents]).unwrap_err().to_string();
+            assert!(error.contains("rows") || error.contains("exponents"), "{error}");
+        }
+    }
+}
