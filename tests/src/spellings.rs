@@ -230,6 +230,17 @@ fn tensors_that_cannot_affect_results_are_ignored() {
     assert_eq!(load(folder.path()).unwrap().parameters(), parameters);
     assert_eq!(kiln::expert::Inspection::of(folder.path()).unwrap().parameters, parameters);
 
+    // Causal masks, which old versions stored as buffers.
+    for (name, attention) in [("gpt2", "transformer.h.0.attn"), ("gpt_neox", "gpt_neox.layers.0.attention")] {
+        let folder = copy_of(name);
+        let want = logits(&load(folder.path()).unwrap());
+        edit_tensors(folder.path(), |tensors| {
+            tensors.insert(format!("{attention}.bias"), (Dtype::BOOL, vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+            tensors.insert(format!("{attention}.masked_bias"), zeros(&[]));
+        });
+        assert_close(&logits(&load(folder.path()).unwrap()), &want, name);
+    }
+
     // Biases of zeros are kept if the model has a place for them.
     let folder = copy_of("qwen2");
     edit_tensors(folder.path(), |tensors| {

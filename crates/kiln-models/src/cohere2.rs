@@ -39,6 +39,8 @@ impl Architecture for Cohere2 {
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let fields: Fields = config.parse()?;
+        // Transformers overwrites it.
+        let config = &config.without(&["head_dim"]);
         let common = Common::read(config, DEFAULTS)?;
         let eps = config.positive("layer_norm_eps", fields.layer_norm_eps.unwrap_or(DEFAULTS.eps))?;
         let window = config.unless_null("sliding_window", fields.sliding_window, Some(4096));

@@ -155,7 +155,7 @@ impl Common {
         let kv_heads = config
             .unless_null("num_key_value_heads", fields.num_key_value_heads, defaults.kv_heads)
             .unwrap_or(heads);
-        let head_dim = fields.head_dim.or(defaults.head_dim);
+        let head_dim = config.unless_null("head_dim", fields.head_dim, defaults.head_dim);
         let positions = fields.max_position_embeddings.unwrap_or(defaults.positions);
         // Limits far above any model, and far below the point where the product of two overflows.
         for (name, value, largest) in [

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct GptOss;
 
-/// Fields of `config.json` in addition to those of every decoder, with the defaults of transformers.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {

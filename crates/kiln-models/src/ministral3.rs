@@ -41,7 +41,8 @@ impl Architecture for Ministral3 {
             _ => RopeParameters::ministral3(),
         };
         let trained = parameters.original_max_position_embeddings.unwrap_or(common.sizes.positions);
-        let temperature = parameters.llama_4_scaling_beta.zip(Some(trained).filter(|trained| *trained > 0));
+        config.check("original_max_position_embeddings", trained, 1 << 30)?;
+        let temperature = parameters.llama_4_scaling_beta.zip(Some(trained));
         let Some((growth, length)) = temperature.filter(|(growth, _)| growth.is_finite()) else {
             let why =
                 "`rope_parameters` has no `llama_4_scaling_beta`, by which queries grow with their position";

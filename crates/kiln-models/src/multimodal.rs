@@ -14,23 +14,33 @@ struct Multimodal {
     text: &'static str,
     /// Whether the head uses the weights of the embeddings where the config does not say it.
     tied: bool,
+    /// [`SIZES`] of its text model where the config does not say them.
+    sizes: [u64; 5],
 }
 
-const fn of(model_type: &'static str, text: &'static str, tied: bool) -> Multimodal {
-    Multimodal { model_type, text, tied }
+const fn of(model_type: &'static str, text: &'static str, tied: bool, sizes: [u64; 5]) -> Multimodal {
+    Multimodal { model_type, text, tied, sizes }
 }
 
 static MULTIMODAL: [Multimodal; 5] = [
-    of("gemma3", "gemma3_text", true),
-    of("llava", "llama", false),
-    of("mistral3", "mistral", true),
-    of("qwen2_5_vl", "qwen2_5_vl_text", false),
-    of("qwen3_vl", "qwen3_vl_text", false),
+    of("gemma3", "gemma3_text", true, [262_208, 2304, 9216, 26, 8]),
+    of("llava", "llama", false, [32_000, 4096, 11_008, 32, 32]),
+    of("mistral3", "mistral", true, [32_000, 4096, 14_336, 32, 32]),
+    of("qwen2_5_vl", "qwen2_5_vl_text", false, [152_064, 8192, 29_568, 80, 64]),
+    of("qwen3_vl", "qwen3_vl_text", false, [151_936, 4096, 22_016, 32, 32]),
 ];
+
+/// Fields that the configs of text models always have, and that their parts of multimodal configs leave out
+/// if they equal the defaults.
+const SIZES: [&str; 5] =
+    ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"];
 
 /// Fields of the whole folder that its text model needs, too.
 const OF_ALL: [&str; 5] =
     ["bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "compression_config"];
+
+/// Models whose `tie_word_embeddings` may be in either part.
+const READS_BOTH: [&str; 2] = ["llava", "qwen2_5_vl"];
 
 /// Beginnings of the names of the text model's tensors in the folders of all versions, and their
 /// counterparts in a folder of the text model alone.
@@ -50,9 +60,18 @@ pub(crate) fn text_config(json: &Value) -> Option<Value> {
     let mut text = match json.get("text_config") {
         Some(Value::Object(text)) => text.clone(),
         // Older folders of Qwen have the fields of the text model among those of the whole.
-        _ => flat(json, model)?,
+        _ if model.model_type == "qwen2_5_vl" => json.as_object()?.clone(),
+        _ => Map::new(),
     };
-    text.entry("model_type").or_insert_with(|| model.text.into());
+    if model.model_type == "qwen2_5_vl" {
+        text.insert("model_type".to_owned(), model.text.into());
+    }
+    let text_type = text.entry("model_type").or_insert_with(|| model.text.into());
+    if text_type == model.text {
+        for (name, size) in SIZES.into_iter().zip(model.sizes) {
+            text.entry(name).or_insert_with(|| size.into());
+        }
+    }
     for name in OF_ALL {
         if let Some(value) = json.get(name).filter(|value| !value.is_null()) {
             text.entry(name).or_insert_with(|| value.clone());
@@ -62,16 +81,9 @@ pub(crate) fn text_config(json: &Value) -> Option<Value> {
     let stated = |part: Option<&Value>| part.and_then(Value::as_bool);
     let whole = stated(json.get("tie_word_embeddings")).unwrap_or(model.tied);
     let is_tied =
-        whole || model.model_type == "qwen2_5_vl" && stated(text.get("tie_word_embeddings")) == Some(true);
+        whole || READS_BOTH.contains(&named) && stated(text.get("tie_word_embeddings")) == Some(true);
     text.insert("tie_word_embeddings".to_owned(), is_tied.into());
     Some(Value::Object(text))
-}
-
-/// The fields of a config without parts.
-fn flat(json: &Value, model: &Multimodal) -> Option<Map<String, Value>> {
-    let mut fields = json.as_object()?.clone();
-    fields.insert("model_type".to_owned(), model.text.into());
-    Some(fields)
 }
 
 /// Returns the name in a folder of the text model alone for a tensor of a multimodal folder.
@@ -100,6 +112,10 @@ mod tests {
             "model_type": "mistral",
             "quantization_config": { "quant_method": "fp8" },
             "hidden_size": 64,
+            "vocab_size": 32000,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
             "tie_word_embeddings": false,
         });
         assert_eq!(text_config(&config).unwrap(), want);
@@ -111,6 +127,32 @@ mod tests {
         let text = text_config(&config).unwrap();
         assert_eq!((&text["model_type"], &text["hidden_size"]), (&json!("qwen2_5_vl_text"), &json!(64)));
         assert_eq!(text["tie_word_embeddings"], json!(false));
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_config_or_the_defaults() {
+        let config = json!({
+            "model_type": "gemma3",
+            "hidden_size": 1,
+            "text_config": { "model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34 },
+        });
+        let text = text_config(&config).unwrap();
+        assert_eq!(SIZES.map(|name| text[name].as_u64().unwrap()), [262_208, 2560, 9216, 34, 8]);
+        let text = text_config(&json!({ "model_type": "llava", "hidden_size": 1 })).unwrap();
+        assert_eq!(SIZES.map(|name| text[name].as_u64().unwrap()), [32_000, 4096, 11_008, 32, 32]);
+        // The sizes of another text model have other defaults.
+        let other = json!({ "model_type": "mistral3", "text_config": { "model_type": "ministral3" } });
+        assert_eq!(text_config(&other).unwrap().get("vocab_size"), None);
+    }
+
+    #[test]
+    fn either_part_of_a_llava_may_tie_the_head() {
+        let tied = |model_type: &str| {
+            let text = json!({ "model_type": "llama", "tie_word_embeddings": true });
+            let config = json!({ "model_type": model_type, "text_config": text });
+            text_config(&config).unwrap()["tie_word_embeddings"].clone()
+        };
+        assert_eq!([tied("llava"), tied("qwen3_vl")], [true, false]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::{
 
 /// Selection of the `chosen` best experts of each token, in descending order; ties go to the lower index.
 ///
-/// Experts are always valid indices. Weights are NaN if a logit is NaN.
+/// Experts are always valid indices. If a logit is NaN, weights of softmaxes are NaN.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// `[rows, tokens, experts]`

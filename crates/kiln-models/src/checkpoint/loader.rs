@@ -17,7 +17,8 @@ use crate::{HostMatrix, LoadTarget, Part, Weights};
 
 /// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
-/// Host memory: on the CPU only the weights themselves, otherwise a few times what is in flight.
+/// Host memory: on the CPU only the weights themselves, otherwise a few times what is in flight; and one
+/// tensor of experts or of GPT-2 where these are stored transposed.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     locator: Locator<'a>,

@@ -450,7 +450,9 @@ impl Checkpoint {
 
 /// Returns the block number in the name of a tensor (of a folder or a GGUF file), and the rest of the name.
 fn block_of(name: &str) -> Option<(usize, &str)> {
-    let after = ["layers.", "blk."].into_iter().find_map(|before| Some(name.split_once(before)?.1))?;
+    let after = ["layers.", "blk.", "transformer.h."]
+        .into_iter()
+        .find_map(|before| Some(name.split_once(before)?.1))?;
     let (number, rest) = after.split_once('.')?;
     Some((number.parse().ok()?, rest))
 }

@@ -48,7 +48,7 @@ const BESIDE: [&str; 12] = [
 const AT_ONCE: usize = 1 << 18;
 
 /// Upper limit for the number of experts.
-const MOST_EXPERTS: usize = 1 << 14;
+pub(super) const MOST_EXPERTS: usize = 1 << 14;
 
 /// Number of tensor names in a warning.
 const SHOWN: usize = 8;
@@ -274,6 +274,9 @@ impl Checkpoint {
         if name.ends_with("rotary_emb.inv_freq") {
             return Ok(Some(TABLES));
         }
+        if MASKS.iter().any(|end| name.ends_with(end)) {
+            return Ok(Some(TABLES));
+        }
         if name.contains(".rotary_emb.") {
             return Ok(Some("tables of rotary positions"));
         }
@@ -363,5 +366,9 @@ impl ExpertOrder {
     }
 }
 
+/// Ends of the names of the causal masks of GPT-2 and GPT-NeoX. Their projections are `attn.c_attn` and
+/// `attention.query_key_value`.
+const MASKS: [&str; 4] = [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
+
 /// Tables that old versions stored and every version recomputes: no warning is needed.
-const TABLES: &str = "frequencies of rotary positions";
+const TABLES: &str = "frequencies of rotary positions, and masks";

@@ -102,14 +102,17 @@ impl Checkpoint {
     ) -> Result<()> {
         let (outer, run) = view.runs();
         let scattered = run < RUN && !outer.is_empty();
-        let mut span = self.last_read.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if scattered && !span.as_ref().is_some_and(|span| span.has(entry, view)) {
+        // Other views are read at the same time.
+        let mut locked = scattered.then(|| self.last_read.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(span) = &mut locked
+            && !span.as_ref().is_some_and(|span| span.has(entry, view))
+        {
             let size = usize::try_from(view.extent()).map_err(|_| self.too_large(entry))?;
             let mut all = vec![0; size];
             self.read_file(entry, entry.range.start, &mut all)?;
-            *span = Some(Span { file: entry.file, start: entry.range.start, bytes: all });
+            **span = Some(Span { file: entry.file, start: entry.range.start, bytes: all });
         }
-        let span = span.as_ref().filter(|_| scattered);
+        let span = locked.as_deref().and_then(Option::as_ref);
         while !bytes.is_empty() {
             let (number, within) = (offset / run, offset % run);
             let len = ((run - within) as usize).min(bytes.len());

@@ -112,7 +112,7 @@ impl RopeParameters {
         }
     }
 
-    /// Sets the base and the rotated part of each head if the config says neither.
+    /// Sets the base, and the rotated part of each head, if the config does not say them.
     pub(crate) fn or(self, theta: f64, partial: f64) -> Self {
         Self {
             rope_theta: self.rope_theta.or(Some(theta)),

@@ -11,7 +11,7 @@ use super::{
     group::{Group, Kind, NestedBlocks},
     method::Method,
 };
-use crate::checkpoint::{Checkpoint, Entry, convert::Stored};
+use crate::checkpoint::{Checkpoint, Entry, convert::Stored, settle::MOST_EXPERTS};
 
 /// Suffixes of the settings tensor of a 4-bit bitsandbytes matrix, with the format that each stands for.
 const FOUR_BITS: [(&str, &str); 2] =
@@ -280,6 +280,7 @@ impl Checkpoint {
         if exponents.shape[..] != [experts, rows, blocks]
             || !is_bytes(&exponents)
             || !rows.is_multiple_of(parts.len())
+            || experts > MOST_EXPERTS
         {
             return Err(wrong(
                 self,
