@@ -505,17 +505,17 @@ mod cube {
             let each = experts / groups;
             let mut group = lane;
             while group < groups {
-                let mut first = f32::new(f32::NEG_INFINITY);
-                let mut second = f32::new(f32::NEG_INFINITY);
+                let mut first = u32::cast_from(LOWEST);
+                let mut second = u32::cast_from(LOWEST);
                 for i in 0..each {
-                    let choice = score_of(keys[group * each + i]);
-                    second = max(second, min(first, choice));
-                    first = max(first, choice);
+                    let key = keys[group * each + i];
+                    second = max(second, min(first, key));
+                    first = max(first, key);
                 }
                 if comptime!(best == 2) {
-                    first += second;
+                    first = key_of(score_of(first) + score_of(second));
                 }
-                of_groups[group] = key_of(first);
+                of_groups[group] = first;
                 group += LANES;
             }
             sync_cube();
