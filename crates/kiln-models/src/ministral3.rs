@@ -42,8 +42,7 @@ impl Architecture for Ministral3 {
         };
         let trained = parameters.original_max_position_embeddings.unwrap_or(common.sizes.positions);
         config.check("original_max_position_embeddings", trained, 1 << 30)?;
-        let temperature = parameters.llama_4_scaling_beta.zip(Some(trained));
-        let Some((growth, length)) = temperature.filter(|(growth, _)| growth.is_finite()) else {
+        let Some(growth) = parameters.llama_4_scaling_beta.filter(|growth| growth.is_finite()) else {
             let why =
                 "`rope_parameters` has no `llama_4_scaling_beta`, by which queries grow with their position";
             return Err(config.error(why));
@@ -51,7 +50,7 @@ impl Architecture for Ministral3 {
         let rope = Rope::new(config, &parameters, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.query_temperature = Some(QueryTemperature { growth, length });
+        decoder.query_temperature = Some(QueryTemperature { growth, length: trained });
         decoder.attention_mut().for_each(|attention| attention.tempered = true);
         decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))

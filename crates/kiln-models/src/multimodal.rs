@@ -60,12 +60,13 @@ pub(crate) fn text_config(json: &Value) -> Option<Value> {
     let mut text = match json.get("text_config") {
         Some(Value::Object(text)) => text.clone(),
         // Older folders of Qwen have the fields of the text model among those of the whole.
-        _ if model.model_type == "qwen2_5_vl" => json.as_object()?.clone(),
+        _ if named == "qwen2_5_vl" => {
+            let mut whole = json.as_object()?.clone();
+            whole.remove("model_type");
+            whole
+        }
         _ => Map::new(),
     };
-    if model.model_type == "qwen2_5_vl" {
-        text.insert("model_type".to_owned(), model.text.into());
-    }
     let text_type = text.entry("model_type").or_insert_with(|| model.text.into());
     if text_type == model.text {
         for (name, size) in SIZES.into_iter().zip(model.sizes) {

@@ -371,4 +371,4 @@ impl ExpertOrder {
 const MASKS: [&str; 4] = [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 
 /// Tables that old versions stored and every version recomputes: no warning is needed.
-const TABLES: &str = "frequencies of rotary positions, and masks";
+const TABLES: &str = "tables that are recomputed";

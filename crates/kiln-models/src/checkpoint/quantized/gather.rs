@@ -280,12 +280,14 @@ impl Checkpoint {
         if exponents.shape[..] != [experts, rows, blocks]
             || !is_bytes(&exponents)
             || !rows.is_multiple_of(parts.len())
-            || experts > MOST_EXPERTS
         {
             return Err(wrong(
                 self,
                 format!("of shape {:?} has `_scales` of shape {:?}", codes.shape, exponents.shape),
             ));
+        }
+        if experts > MOST_EXPERTS {
+            return Err(wrong(self, format!("has {experts} experts, and at most {MOST_EXPERTS} are read")));
         }
         let own_rows = rows / parts.len();
         for (expert, i) in (0..experts).flat_map(|expert| (0..parts.len()).map(move |i| (expert, i))) {
