@@ -19,13 +19,16 @@ def configs(T):
     common = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=16384, rms_norm_eps=1e-5)
     with_ = lambda **changed: {**common, **changed}
+    layer_normed = lambda **changed: {name: value for name, value in with_(**changed).items() if name != "rms_norm_eps"}
     mamba = dict(vocab_size=VOCAB, hidden_size=64, state_size=16, num_hidden_layers=2, expand=2)
     experts = dict(num_experts=2, num_experts_per_tok=1)
     llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192,
                   rope_theta=500000.0)
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096, rope_theta=1e6, beta_fast=16.0)
+    yarn_of_full = dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=1e6))
     long = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, original_max_position_embeddings=4096,
                 short_factor=[1.0 + 0.25 * i for i in range(6)], long_factor=[2.0 + 0.5 * i for i in range(6)])
+    neox = T.GPTNeoXConfig(**layer_normed(num_key_value_heads=4), layer_norm_eps=1e-5, rotary_pct=0.25)
     return [
         T.LlamaConfig(**common, attention_bias=True, mlp_bias=True, rope_parameters=llama3),
         T.LlamaConfig(**common, tie_word_embeddings=True, rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)),
@@ -42,6 +45,26 @@ def configs(T):
         T.FalconMambaConfig(**mamba),
         T.JambaConfig(**with_(num_hidden_layers=6), **experts, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=3,
                       attn_layer_offset=1, mamba_d_state=16, mamba_dt_rank=8),
+        T.SmolLM3Config(**with_(num_hidden_layers=4), pad_token_id=0),
+        T.Olmo2Config(**common),
+        T.Olmo3Config(**with_(num_hidden_layers=4), sliding_window=128, rope_parameters=yarn_of_full),
+        T.Exaone4Config(**with_(num_hidden_layers=4), sliding_window=128, sliding_window_pattern=4),
+        T.GraniteConfig(**common, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.25, attention_multiplier=0.125),
+        T.Cohere2Config(**layer_normed(num_hidden_layers=4), sliding_window=128, logit_scale=0.25, rotary_pct=1.0),
+        T.Glm4Config(**common, head_dim=16, pad_token_id=0),
+        T.Glm4MoeConfig(**common, head_dim=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=32,
+                        first_k_dense_replace=1, n_group=1, topk_group=1, routed_scaling_factor=2.5, use_qk_norm=True, attention_bias=True,
+                        pad_token_id=0),
+        T.Starcoder2Config(**layer_normed(), norm_epsilon=1e-5, sliding_window=None),
+        T.PhiConfig(**layer_normed(num_key_value_heads=4, intermediate_size=256), layer_norm_eps=1e-5, partial_rotary_factor=0.5),
+        T.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128, n_ctx=128),
+        neox,
+        T.Ernie4_5Config(**common, head_dim=16),
+        T.SeedOssConfig(**common, head_dim=16),
+        T.GptOssConfig(**common, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=128, pad_token_id=0,
+                       rope_parameters=dict(yarn, truncate=False)),
+        T.Ministral3Config(**common, head_dim=16, sliding_window=None,
+                           rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
     ]
 
 
@@ -52,6 +75,8 @@ def convert(folder, file):
     from conversion.base import ModelBase
 
     base = get_model_class(ModelBase.load_hparams(folder, False)["architectures"][0])
+    # A class that only passes on what it is asked.
+    base = getattr(base, "Ministral3Model", base)
 
     def set_vocab(self):
         self.gguf_writer.add_tokenizer_model("none")
@@ -59,8 +84,12 @@ def convert(folder, file):
     # Gemma 3 counts the tokens.
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}))
     model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
+    hparams = ModelBase.load_hparams(folder, False)
+    if hparams["model_type"] == "gpt_neox":
+        # Only older versions of Transformers store it, and the converter asks for it.
+        hparams["rotary_pct"] = hparams["rope_parameters"]["partial_rotary_factor"]
     with torch.inference_mode():
-        model(folder, gguf.LlamaFileType.ALL_F32, file).write()
+        model(folder, gguf.LlamaFileType.ALL_F32, file, hparams=hparams).write()
 
 
 def case(config, folder):

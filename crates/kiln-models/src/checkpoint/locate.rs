@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::Range};
 use kiln_core::{Error, Result};
 use kiln_weights::gguf::{
     FACTORS,
-    names::{self, Undo},
+    names::{self, Heads, Undo},
 };
 
 use super::{Checkpoint, Entry, Files};
@@ -134,6 +134,10 @@ impl Checkpoint {
             Some(source) => (source.name, source.expert, source.undo),
             None => (name.to_owned(), None, Undo::Nothing),
         };
+        let (stored_name, joined) = match &self.files {
+            Files::Gguf { heads, .. } => self.joined(stored_name, *heads),
+            Files::Safetensors(_) => (stored_name, None),
+        };
         let Some(entry) = self.tensors.get(&stored_name) else {
             let why =
                 format!("the weights have no tensor `{stored_name}`, which {} asks for", self.config_name());
@@ -141,6 +145,14 @@ impl Checkpoint {
         };
         // GGUF files leave out dimensions of 1, and store all experts in one tensor.
         let own = if expert.is_some() { entry.shape.get(1..).unwrap_or_default() } else { &entry.shape };
+        let of_joined: Vec<usize>;
+        let own = match &joined {
+            Some(rows) => {
+                of_joined = [rows.len()].into_iter().chain(own.iter().skip(1).copied()).collect();
+                &of_joined
+            }
+            None => own,
+        };
         let count = if expert.is_some() { entry.shape.first().copied().unwrap_or(0) } else { 1 };
         let fits = match is_gguf {
             true => own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1)),
@@ -157,10 +169,28 @@ impl Checkpoint {
         }
         // The header was checked: the tensor has exactly the bytes that its shape needs.
         let bytes = entry.bytes() / count as u64;
-        let row = bytes / shape.first().copied().unwrap_or(1).max(1) as u64;
-        let start = entry.range.start + number as u64 * bytes;
+        let rows = if joined.is_some() { entry.shape.first() } else { shape.first() };
+        let row = bytes / rows.copied().unwrap_or(1).max(1) as u64;
+        let before = joined.map_or(0, |rows| rows.start as u64) * row;
+        let start = entry.range.start + number as u64 * bytes + before;
         let row = usize::try_from(row).map_err(|_| self.too_large(entry))?;
         Ok(Located { name: stored_name, entry, start, row, undo })
+    }
+
+    /// Returns the tensor that contains `name` of a GGUF file, and the rows of `name` in it, if the file has
+    /// queries, keys and values in one tensor.
+    fn joined(&self, name: String, Heads { heads, kv_heads }: Heads) -> (String, Option<Range<usize>>) {
+        let parts =
+            [(".attn_q.", 0, heads), (".attn_k.", heads, kv_heads), (".attn_v.", heads + kv_heads, kv_heads)];
+        let found =
+            parts.into_iter().find(|(part, ..)| name.contains(part) && !self.tensors.contains_key(&name));
+        let Some((part, before, own)) = found else { return (name, None) };
+        let whole = name.replacen(part, ".attn_qkv.", 1);
+        let each = |entry: &Entry| entry.shape.first()?.checked_div(heads + 2 * kv_heads);
+        match self.tensors.get(&whole).and_then(each) {
+            Some(rows) => (whole, Some(before * rows..(before + own) * rows)),
+            None => (name, None),
+        }
     }
 
     /// Name of the source of the config, for messages.

@@ -164,8 +164,9 @@ impl Checkpoint {
         let (source, folder) = (place.source.clone(), place.path());
         let files = GgufFiles::open(&*source, name)?;
         let config = ConfigFile::of_gguf(&folder, &files)?;
-        let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
-        let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
+        let number = |key: &str| Some(config.get(key)?.as_u64()? as usize);
+        let heads = number("num_attention_heads").unwrap_or(0);
+        let heads = Heads { heads, kv_heads: number("num_key_value_heads").unwrap_or(heads) };
         let model_type = config.model_type()?;
         let mut tensors = BTreeMap::new();
         for (file, part) in files.parts().iter().enumerate() {
@@ -183,6 +184,11 @@ impl Checkpoint {
                 }
             }
         }
+        // Blocks beyond the config predict further tokens.
+        let blocks = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(u64::MAX);
+        tensors.retain(|name, _| {
+            kiln_weights::gguf::names::block(name).is_none_or(|block| (block as u64) < blocks)
+        });
         let files = Files::Gguf { files, model_type, heads };
         let (packed, last_read) = (BTreeMap::new(), LastRead::default());
         Ok(Self { folder, config, source, files, tensors, packed, last_read })

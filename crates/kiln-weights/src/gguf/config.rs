@@ -164,14 +164,25 @@ impl File<'_> {
 
     /// Returns the fields of models with attention and feed-forwards.
     fn decoder(&self, model_type: &str) -> Result<Fields, Error> {
+        let mut config = self.any_decoder(model_type)?;
+        config.insert("rms_norm_eps".to_owned(), self.eps()?.into());
+        Ok(config)
+    }
+
+    /// Returns the fields of [`decoder`](Self::decoder) with LayerNorms. `eps` is the name of their epsilon.
+    fn layer_normed(&self, model_type: &str, eps: &str) -> Result<Fields, Error> {
+        const KEY: &str = "attention.layer_norm_epsilon";
+        let mut config = self.any_decoder(model_type)?;
+        config.insert(eps.to_owned(), self.number(KEY)?.ok_or_else(|| self.missing(KEY))?.into());
+        Ok(config)
+    }
+
+    /// Returns the fields of [`decoder`](Self::decoder) without the epsilon of norms.
+    fn any_decoder(&self, model_type: &str) -> Result<Fields, Error> {
         let heads =
             self.uniform("attention.head_count")?.ok_or_else(|| self.missing("attention.head_count"))?;
         let mut config = self.model(model_type)?;
-        config.extend(fields([
-            ("num_attention_heads", heads.into()),
-            ("head_dim", self.head_dim()?.into()),
-            ("rms_norm_eps", self.eps()?.into()),
-        ]));
+        config.extend(fields([("num_attention_heads", heads.into()), ("head_dim", self.head_dim()?.into())]));
         let sizes = [
             ("num_key_value_heads", self.uniform("attention.head_count_kv")?.or(Some(heads))),
             ("intermediate_size", self.uniform("feed_forward_length")?),

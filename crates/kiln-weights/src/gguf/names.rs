@@ -87,17 +87,22 @@ pub struct Heads {
 }
 
 /// Names of tensors outside of blocks: in checkpoints, without `.weight`, and in files.
-const OUTSIDE: [(&str, &str); 6] = [
+const OUTSIDE: [(&str, &str); 11] = [
     ("model.embed_tokens", "token_embd"),
     ("backbone.embeddings", "token_embd"),
     ("model.norm", "output_norm"),
     ("model.final_layernorm", "output_norm"),
     ("backbone.norm_f", "output_norm"),
+    ("transformer.wte", "token_embd"),
+    ("transformer.wpe", "position_embd"),
+    ("transformer.ln_f", "output_norm"),
+    ("gpt_neox.embed_in", "token_embd"),
+    ("gpt_neox.final_layer_norm", "output_norm"),
     ("lm_head", "output"),
 ];
 
 /// Names of parts of blocks.
-const PARTS: [(&str, &str); 26] = [
+const PARTS: [(&str, &str); 49] = [
     ("input_layernorm", "attn_norm"),
     ("norm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -107,8 +112,31 @@ const PARTS: [(&str, &str); 26] = [
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
-    // For Gemma 2 and 3, the only models that also have a norm before the feed-forward.
+    ("self_attn.dense", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
+    ("ln_1", "attn_norm"),
+    ("ln_2", "ffn_norm"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    // In files one matrix, whose parts are named so when it is read.
+    ("attention.q_proj", "attn_q"),
+    ("attention.k_proj", "attn_k"),
+    ("attention.v_proj", "attn_v"),
+    ("attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("pre_ff_layernorm", "ffn_norm"),
     // Both matrices, with the rows of the gate first.
@@ -157,6 +185,15 @@ const EXPERTS: [(&str, &str); 6] = [
 ///
 /// The caller checks whether the file has the tensor.
 pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
+    // Tensors without a suffix in checkpoints, and with one in files.
+    for (end, found) in
+        [(".self_attn.sinks", "attn_sinks.weight"), (".e_score_correction_bias", "exp_probs_b.bias")]
+    {
+        if let Some(block) = name.strip_suffix(end).and_then(|stem| stem.strip_prefix("model.layers.")) {
+            let block: usize = block.split('.').next()?.parse().ok()?;
+            return Some(Source { name: format!("blk.{block}.{found}"), expert: None, undo: Undo::Nothing });
+        }
+    }
     // `A_log` and `D` have no suffix in either format.
     let suffix = [".weight", ".bias"].into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or_default();
     let stem = name.strip_suffix(suffix)?;
@@ -164,8 +201,8 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
         let undo = undo(model_type, stem, heads);
         return Some(Source { name: format!("{outside}{suffix}"), expert: None, undo });
     }
-    let block =
-        ["model.layers.", "backbone.layers."].into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
+    let prefixes = ["model.layers.", "backbone.layers.", "transformer.h.", "gpt_neox.layers."];
+    let block = prefixes.into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
     let (block, part) = block.split_once('.')?;
     let block: usize = block.parse().ok()?;
     let (expert, found) = match part.split_once(".experts.") {
@@ -189,7 +226,10 @@ fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
         return find(&MIXER, part);
     }
     match (part, model_type) {
-        ("post_attention_layernorm", "gemma2" | "gemma3_text") => Some("post_attention_norm"),
+        (
+            "post_attention_layernorm",
+            "gemma2" | "gemma3_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss" | "glm4_moe",
+        ) => Some("post_attention_norm"),
         ("post_attention_layernorm", _) => Some("ffn_norm"),
         _ => find(&PARTS, part),
     }
@@ -197,8 +237,10 @@ fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
 
 fn undo(model_type: &str, part: &str, Heads { heads, kv_heads }: Heads) -> Undo {
     match (model_type, part) {
-        ("llama" | "mistral" | "mixtral", "self_attn.q_proj") => Undo::Permuted { heads },
-        ("llama" | "mistral" | "mixtral", "self_attn.k_proj") => Undo::Permuted { heads: kv_heads },
+        (
+            "llama" | "mistral" | "mixtral" | "ministral3" | "smollm3" | "granite",
+            "self_attn.q_proj" | "self_attn.k_proj",
+        ) => Undo::Permuted { heads: if part == "self_attn.q_proj" { heads } else { kv_heads } },
         ("gemma" | "gemma2" | "gemma3_text", part) if part.ends_with("norm") => Undo::PlusOne,
         (_, "mixer.A_log" | "mamba.A_log") => Undo::NegativeExp,
         _ => Undo::Nothing,

@@ -14,12 +14,31 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("qwen2moe", qwen2_moe),
     ("qwen3", qwen3),
     ("qwen3moe", qwen3_moe),
+    // For text, the models with eyes are those without.
+    ("qwen2vl", qwen2),
+    ("qwen3vl", qwen3),
+    ("qwen3vlmoe", qwen3_moe),
     ("phi3", phi3),
     ("gemma", gemma),
     ("gemma2", gemma2),
     ("gemma3", gemma3),
+    ("starcoder2", starcoder2),
     ("mamba", mamba),
     ("jamba", jamba),
+    ("gpt2", gpt2),
+    ("gptneox", gpt_neox),
+    ("phi2", phi),
+    ("olmo2", olmo2),
+    ("cohere2", cohere2),
+    ("glm4", glm4),
+    ("glm4moe", glm4_moe),
+    ("exaone4", exaone4),
+    ("granite", granite),
+    ("ernie4_5", ernie4_5),
+    ("smollm3", smollm3),
+    ("gpt-oss", gpt_oss),
+    ("seed_oss", seed_oss),
+    ("mistral3", mistral3),
 ];
 
 /// Reads Llama, Mistral or Mixtral, which share one name.
@@ -207,7 +226,227 @@ fn jamba(file: &mut File<'_>) -> Result<Fields, Error> {
     Ok(config)
 }
 
+fn smollm3(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("smollm3")?;
+    config.extend(file.rope()?);
+    // llama.cpp hard-codes the period.
+    config.extend(fields([
+        ("no_rope_layer_interval", 4.into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+        ("mlp_bias", file.has("blk.0.ffn_gate.bias").into()),
+    ]));
+    Ok(config)
+}
+
+/// Reads OLMo 2 or OLMo 3, which share one name; the latter has windows.
+fn olmo2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let window = file.window()?;
+    let mut config = file.decoder(if window.is_some() { "olmo3" } else { "olmo2" })?;
+    let mut rope = file.rope()?;
+    config.insert("attention_bias".to_owned(), file.has("blk.0.attn_q.bias").into());
+    let Some(window) = window else {
+        config.extend(rope);
+        return Ok(config);
+    };
+    let theta = rope.remove("rope_theta").unwrap_or_default();
+    let mut full = match rope.remove("rope_scaling") {
+        Some(Value::Object(scaling)) => scaling,
+        _ => fields([("rope_type", "default".into())]),
+    };
+    full.insert("rope_theta".to_owned(), theta.clone());
+    // Blocks with a window are not stretched.
+    let local = file.number("rope.freq_base_swa")?.map_or(theta, Value::from);
+    let sliding = fields([("rope_type", "default".into()), ("rope_theta", local)]);
+    config.extend(fields([
+        ("sliding_window", window.into()),
+        ("layer_types", file.layer_types(4)?),
+        (
+            "rope_parameters",
+            fields([("full_attention", full.into()), ("sliding_attention", sliding.into())]).into(),
+        ),
+    ]));
+    Ok(config)
+}
+
+fn exaone4(file: &mut File<'_>) -> Result<Fields, Error> {
+    let window = file.window()?;
+    let mut config = file.decoder("exaone4")?;
+    config.extend(file.rope()?);
+    let types = file.layer_types(if window.is_some() { 4 } else { 1 })?;
+    config.extend(fields([("sliding_window", window.into()), ("layer_types", types)]));
+    Ok(config)
+}
+
+fn granite(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("granite")?;
+    config.extend(file.rope()?);
+    let factor = |key: &str| Ok::<_, Error>(file.number(key)?.filter(|factor| *factor != 0.0).unwrap_or(1.0));
+    let usual = (file.head_dim()? as f64).powf(-0.5);
+    let attention = file.number("attention.scale")?.filter(|scale| *scale != 0.0).unwrap_or(usual);
+    config.extend(fields([
+        ("attention_multiplier", attention.into()),
+        ("embedding_multiplier", factor("embedding_scale")?.into()),
+        ("residual_multiplier", factor("residual_scale")?.into()),
+        ("logits_scaling", factor("logit_scale")?.into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+        ("mlp_bias", file.has("blk.0.ffn_gate.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn cohere2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.layer_normed("cohere2", "layer_norm_eps")?;
+    config.extend(file.rope()?);
+    config.extend(fields([
+        ("logit_scale", file.number("logit_scale")?.unwrap_or(1.0).into()),
+        ("sliding_window", file.window()?.into()),
+        ("layer_types", file.layer_types(4)?),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn glm4(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("glm4")?;
+    config.extend(whole_share(file.rope()?));
+    config.insert("attention_bias".to_owned(), file.has("blk.0.attn_q.bias").into());
+    Ok(config)
+}
+
+fn glm4_moe(file: &mut File<'_>) -> Result<Fields, Error> {
+    const GATING: &str = "expert_gating_func";
+    let mut config = file.decoder("glm4_moe")?;
+    config.extend(whole_share(file.rope()?));
+    // The last blocks predict further tokens, and are not read.
+    let further = file.unsigned("nextn_predict_layers")?.unwrap_or(0);
+    let blocks = file.layers()?.checked_sub(further).filter(|blocks| *blocks > 0);
+    let blocks = blocks.ok_or_else(|| file.wrong("nextn_predict_layers", "leaves no block"))?;
+    if let Some(other) = file.unsigned(GATING)?.filter(|gating| *gating != 2) {
+        return Err(file.wrong(GATING, format!("is {other}, and only 2, the sigmoid, is supported")));
+    }
+    config.extend(fields([
+        ("num_hidden_layers", blocks.into()),
+        ("n_routed_experts", file.needed("expert_count")?.into()),
+        ("num_experts_per_tok", file.experts_a_token()?.into()),
+        ("n_group", file.unsigned("expert_group_count")?.unwrap_or(1).into()),
+        ("topk_group", file.unsigned("expert_group_used_count")?.unwrap_or(1).into()),
+        ("moe_intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ("n_shared_experts", file.unsigned("expert_shared_count")?.unwrap_or(0).into()),
+        ("first_k_dense_replace", file.unsigned("leading_dense_block_count")?.unwrap_or(0).into()),
+        (
+            "routed_scaling_factor",
+            file.number("expert_weights_scale")?.filter(|s| *s != 0.0).unwrap_or(1.0).into(),
+        ),
+        ("norm_topk_prob", file.metadata.boolean(&file.key("expert_weights_norm"))?.unwrap_or(false).into()),
+        ("use_qk_norm", file.has("blk.0.attn_q_norm.weight").into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn starcoder2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.layer_normed("starcoder2", "norm_epsilon")?;
+    config.extend(file.rope()?);
+    // The converter drops the window.
+    config.insert("use_bias".to_owned(), file.has("blk.0.attn_q.bias").into());
+    Ok(config)
+}
+
+fn phi(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.layer_normed("phi", "layer_norm_eps")?;
+    config.extend(whole_share(file.rope()?));
+    config.insert("qk_layernorm".to_owned(), file.has("blk.0.attn_q_norm.weight").into());
+    Ok(config)
+}
+
+fn gpt2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.layer_normed("gpt2", "layer_norm_epsilon")?;
+    let inner = config.remove("intermediate_size").unwrap_or_default();
+    config.retain(|name, _| !matches!(&**name, "num_key_value_heads" | "head_dim"));
+    config.extend(fields([("n_inner", inner), ("activation_function", "gelu_new".into())]));
+    Ok(config)
+}
+
+fn gpt_neox(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.layer_normed("gpt_neox", "layer_norm_eps")?;
+    config.extend(whole_share(file.rope()?));
+    config.retain(|name, _| !matches!(&**name, "num_key_value_heads" | "head_dim"));
+    let parallel = file.metadata.boolean(&file.key("use_parallel_residual"))?.unwrap_or(true);
+    config.extend(fields([
+        ("use_parallel_residual", parallel.into()),
+        ("attention_bias", file.has("blk.0.attn_qkv.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn ernie4_5(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("ernie4_5")?;
+    config.extend(file.rope()?);
+    config.insert("use_bias".to_owned(), file.has("blk.0.attn_q.bias").into());
+    Ok(config)
+}
+
+fn gpt_oss(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("gpt_oss")?;
+    let mut rope = file.rope()?;
+    if let Some(Value::Object(scaling)) = rope.get_mut("rope_scaling") {
+        // All published models round no limits of frequencies, and GGUF has no key for it.
+        scaling.insert("truncate".to_owned(), false.into());
+    }
+    config.extend(rope);
+    config.extend(fields([
+        ("intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ("num_local_experts", file.needed("expert_count")?.into()),
+        ("num_experts_per_tok", file.chosen_experts()?.into()),
+        ("sliding_window", file.window()?.into()),
+        ("layer_types", file.layer_types(2)?),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn seed_oss(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("seed_oss")?;
+    config.extend(file.rope()?);
+    config.extend(fields([
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+        ("attention_out_bias", file.has("blk.0.attn_output.bias").into()),
+        ("mlp_bias", file.has("blk.0.ffn_gate.bias").into()),
+    ]));
+    Ok(config)
+}
+
+/// Reads Mistral Small 3 or Ministral 3, which share one name; the queries of the latter grow with their
+/// position.
+fn mistral3(file: &mut File<'_>) -> Result<Fields, Error> {
+    const GROWTH: &str = "attention.temperature_scale";
+    let growth = file.number(GROWTH)?.filter(|growth| *growth != 0.0);
+    let mut config = file.decoder(if growth.is_some() { "ministral3" } else { "mistral" })?;
+    config.extend(file.rope_with(&["rope.scaling.yarn_log_multiplier"])?);
+    config.insert("sliding_window".to_owned(), file.window()?.into());
+    let Some(growth) = growth else { return Ok(config) };
+    let theta = config.remove("rope_theta").unwrap_or_default();
+    let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") else {
+        return Err(file.wrong(GROWTH, "is there, and positions are not stretched by YaRN"));
+    };
+    let multiplier = file.number("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+    scaling.extend(fields([
+        ("rope_theta", theta),
+        ("llama_4_scaling_beta", growth.into()),
+        ("mscale", 1.0.into()),
+        ("mscale_all_dim", multiplier.into()),
+    ]));
+    Ok(config)
+}
+
+/// States that all of each head is rotated, for models whose configs say otherwise by default.
+fn whole_share(mut rope: Fields) -> Fields {
+    rope.entry("partial_rotary_factor").or_insert(1.0.into());
+    rope
+}
+
 impl File<'_> {
+    /// Returns the number of experts per token of a model without groups of experts.
     fn chosen_experts(&self) -> Result<u64, Error> {
         const GROUPS: &str = "expert_group_count";
         if self.unsigned(GROUPS)?.is_some_and(|groups| groups > 1) {
@@ -215,6 +454,10 @@ impl File<'_> {
                 self.wrong(GROUPS, "asks that groups of experts are chosen first, which is not supported")
             );
         }
+        self.experts_a_token()
+    }
+
+    fn experts_a_token(&self) -> Result<u64, Error> {
         self.uniform("expert_used_count")?.ok_or_else(|| self.missing("expert_used_count"))
     }
 

@@ -16,6 +16,11 @@ pub const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight"
 impl File<'_> {
     /// Returns the fields of rotary positions.
     pub(super) fn rope(&mut self) -> Result<Fields, Error> {
+        self.rope_with(&[])
+    }
+
+    /// Returns the fields of rotary positions of a model that reads the keys in `read` itself.
+    pub(super) fn rope_with(&mut self, read: &[&str]) -> Result<Fields, Error> {
         const DIMENSIONS: &str = "rope.dimension_count";
         let base = self.number("rope.freq_base")?.unwrap_or(1e4);
         let size = self.head_dim()?;
@@ -36,18 +41,18 @@ impl File<'_> {
                 if product < rotated { share.next_up() } else { share }.into(),
             );
         }
-        rope.extend(self.scaling(base, rotated)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
+        rope.extend(self.scaling(base, rotated, read)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
         Ok(rope)
     }
 
     /// Returns `rope_scaling`; `None` if frequencies are not stretched.
-    fn scaling(&mut self, base: f64, rotated: u64) -> Result<Option<Value>, Error> {
+    fn scaling(&mut self, base: f64, rotated: u64, read: &[&str]) -> Result<Option<Value>, Error> {
         const TYPE: &str = "rope.scaling.type";
         let kind = self.metadata.text(&self.key(TYPE))?.unwrap_or("linear").to_owned();
         // 0 stands for none, and the second key is an old name.
         let factor = self.number("rope.scaling.factor")?.or(self.number("rope.scale_linear")?);
         let stretched = match (&*kind, factor.filter(|factor| *factor != 0.0)) {
-            ("yarn", Some(factor)) => Some(self.yarn(factor)?),
+            ("yarn", Some(factor)) => Some(self.yarn(factor, read)?),
             ("yarn", None) => return Err(self.missing("rope.scaling.factor")),
             ("linear", Some(factor)) if factor != 1.0 => {
                 Some(json!({ "rope_type": "linear", "factor": factor }))
@@ -127,11 +132,11 @@ impl File<'_> {
         }
     }
 
-    fn yarn(&self, factor: f64) -> Result<Value, Error> {
+    fn yarn(&self, factor: f64, read: &[&str]) -> Result<Value, Error> {
         for (key, neutral) in
             [("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)]
         {
-            if let Some(other) = self.number(key)?.filter(|other| *other != neutral) {
+            if let Some(other) = self.number(key)?.filter(|other| *other != neutral && !read.contains(&key)) {
                 return Err(self.wrong(key, format!("is {other}, and only {neutral} is supported")));
             }
         }
