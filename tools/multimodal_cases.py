@@ -23,6 +23,11 @@ pixtral = dict(vision, model_type="pixtral", head_dim=8)
 qwen = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=8)
 mrope = dict(rope_type="default", rope_theta=700.0, mrope_section=[2, 2, 2])
 beta = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7)
+delta = dict(
+    head_dim=32, linear_key_head_dim=8, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4, full_attention_interval=2,
+    rms_norm_eps=1e-4,
+    rope_parameters=dict(rope_type="default", rope_theta=700.0, partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True),
+)
 models = (
     ("gemma3", "Gemma3", dict(
         text_config=dict(text, head_dim=12, sliding_window=8, num_hidden_layers=7, query_pre_attn_scalar=16),
@@ -38,6 +43,13 @@ models = (
     ("qwen3_vl_text", "Qwen3VL", dict(
         text_config=dict(text, head_dim=12, rope_parameters=dict(mrope, mrope_interleaved=True)),
         vision_config=dict(qwen, num_position_embeddings=16, deepstack_visual_indexes=[0]), tie_word_embeddings=False)),
+    ("qwen3_5", "Qwen3_5", dict(
+        text_config=dict(text, **delta), vision_config=dict(qwen, num_position_embeddings=16), tie_word_embeddings=True)),
+    ("qwen3_5_moe", "Qwen3_5Moe", dict(
+        text_config=dict(
+            text, **delta, moe_intermediate_size=24, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
+            experts_implementation="eager"),
+        vision_config=dict(qwen, num_position_embeddings=16), tie_word_embeddings=False)),
 )
 for seed, (name, cls, settings) in enumerate(models, 301):
     config = getattr(transformers, f"{cls}Config")(**settings)

@@ -139,13 +139,14 @@ const MUST_WHISPER: &[&str] = &[
 ];
 
 /// All folders of recordings.
-const VERSIONS: [&str; 8] = [
+const VERSIONS: [&str; 9] = [
     "4.47.1",
     "5.23.0",
     "5.23.0-rope",
     "5.23.0-mamba",
     "5.23.0-experts",
     "5.23.0-decoders",
+    "5.23.0-states",
     "5.23.0-multimodal",
     "5.23.0-whisper",
 ];

@@ -395,6 +395,10 @@ pub trait StateLayer: CacheLayer {
     /// Stores the rings from [`take`](Self::take) after `tokens` more tokens of each row were written.
     fn store(&mut self, rings: Rings, tokens: usize) -> Result<()>;
 
+    /// Number of latest tokens that the [older state](crate::need::RingEntries::OlderState) in the rings that
+    /// were taken has not seen. They are in the [journal](crate::need::RingEntries::Journal).
+    fn journaled(&self) -> usize;
+
     /// Limits of the layer: it takes any number of tokens.
     fn limits(&self) -> Limits {
         Limits { endless: true, fixed_buffers: !self.is_offloaded(), ..Limits::default() }

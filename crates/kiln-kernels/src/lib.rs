@@ -79,7 +79,11 @@ pub use sampling::{
 #[cfg(feature = "wgpu")]
 #[doc(hidden)]
 pub use shaders::UNIFORMS;
-pub use state::{causal_conv::CausalConv, selective_scan::SelectiveScan};
+pub use state::{
+    causal_conv::CausalConv,
+    matrix_scan::{MatrixRule, MatrixScan},
+    selective_scan::SelectiveScan,
+};
 pub use testing::checked::Checked;
 
 /// Inputs for comparing the implementations of a kernel, used by tests and by the self-test of a device.

@@ -69,6 +69,15 @@ const ROUTER: &[&str] = &["output_router_logits", "router_aux_loss_coef", "route
 
 const QWEN: &[&str] = &["hidden_act", "sliding_window", "use_sliding_window"];
 
+const DELTA_NET: &[&str] = &[
+    "layer_types",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+];
+
 const QWEN_EXPERTS: &[&str] = &[
     "decoder_sparse_step",
     "mlp_only_layers",
@@ -296,6 +305,28 @@ static FIELDS: &[Fields] = &[
         // Blocks that predict further tokens are not read.
         &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"],
     ),
+    of("qwen3_5_text", &[DECODER, ROPE, DELTA_NET], &["attention_bias", "hidden_act"], &[]).layer_types(),
+    of(
+        "qwen3_5_moe_text",
+        &[DECODER, ROPE, DELTA_NET],
+        &[
+            "attention_bias",
+            "hidden_act",
+            "moe_intermediate_size",
+            "num_experts",
+            "num_experts_per_tok",
+            "shared_expert_intermediate_size",
+        ],
+        &["output_router_logits", "router_aux_loss_coef"],
+    )
+    .layer_types(),
+    of(
+        "qwen3_next",
+        &[DECODER, ROPE, DELTA_NET, QWEN_EXPERTS],
+        &["attention_bias", "hidden_act", "shared_expert_intermediate_size"],
+        &["output_router_logits", "router_aux_loss_coef"],
+    )
+    .layer_types(),
     of(
         "jamba",
         &[DECODER],

@@ -9,7 +9,11 @@ use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
     nn::{
-        block::FeedForwardConfig, decoder::DecoderConfig, mlp, names::Names, norm::NormKind,
+        block::FeedForwardConfig,
+        decoder::DecoderConfig,
+        mlp,
+        names::{ByHead, Names},
+        norm::NormKind,
         rope::RopeParameters,
     },
 };
@@ -53,9 +57,13 @@ impl Architecture for GptNeoX {
             norm: "final_layer_norm",
             attention: "attention",
             head_alias: Some("embed_out"),
-            by_head: Some(["query_key_value.weight", "query_key_value.bias"]),
             ..decoder.names
         };
+        let head_dim = decoder.sizes.head_dim;
+        let parts = ["q_proj", "k_proj", "v_proj"].map(|part| (part, head_dim));
+        let by_head = ByHead { heads: decoder.sizes.heads, parts: parts.into() };
+        decoder.by_head =
+            ["query_key_value.weight", "query_key_value.bias"].map(|end| (end, by_head.clone())).into();
         decoder.parallel = fields.use_parallel_residual.unwrap_or(true);
         decoder.set_attention_bias(fields.attention_bias.unwrap_or(true));
         decoder.attention_mut().for_each(|attention| attention.o_name = "dense");

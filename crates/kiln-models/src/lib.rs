@@ -46,7 +46,10 @@ mod qwen2;
 mod qwen2_5_vl_text;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5_moe_text;
+mod qwen3_5_text;
 mod qwen3_moe;
+mod qwen3_next;
 mod qwen3_vl_text;
 mod random;
 mod seed_oss;
@@ -145,6 +148,9 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &mixtral::Mixtral,
     &qwen2_moe::Qwen2Moe,
     &qwen3_moe::Qwen3Moe,
+    &qwen3_next::Qwen3Next,
+    &qwen3_5_text::Qwen35Text,
+    &qwen3_5_moe_text::Qwen35MoeText,
     &qwen2_5_vl_text::Qwen25VlText,
     &qwen3_vl_text::Qwen3VlText,
     &gpt_oss::GptOss,

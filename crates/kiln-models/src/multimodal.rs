@@ -22,11 +22,13 @@ const fn of(model_type: &'static str, text: &'static str, tied: bool, sizes: [u6
     Multimodal { model_type, text, tied, sizes }
 }
 
-static MULTIMODAL: [Multimodal; 5] = [
+static MULTIMODAL: [Multimodal; 7] = [
     of("gemma3", "gemma3_text", true, [262_208, 2304, 9216, 26, 8]),
     of("llava", "llama", false, [32_000, 4096, 11_008, 32, 32]),
     of("mistral3", "mistral", true, [32_000, 4096, 14_336, 32, 32]),
     of("qwen2_5_vl", "qwen2_5_vl_text", false, [152_064, 8192, 29_568, 80, 64]),
+    of("qwen3_5", "qwen3_5_text", false, [248_320, 4096, 12_288, 32, 16]),
+    of("qwen3_5_moe", "qwen3_5_moe_text", false, [248_320, 2048, 512, 40, 16]),
     of("qwen3_vl", "qwen3_vl_text", false, [151_936, 4096, 22_016, 32, 32]),
 ];
 

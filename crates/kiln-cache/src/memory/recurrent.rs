@@ -23,11 +23,22 @@ pub(crate) struct Recurrent {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Counts {
-    /// Shortest length whose state is in the rings; those of all longer lengths are too.
+    /// Shortest length whose state is in the rings, or follows from them; so are those of all longer lengths.
     oldest: usize,
-    /// Shortest and longest length whose state is in the rings kept from before the last pass. `None` if the
-    /// pass wrote in place.
-    before: Option<(usize, usize)>,
+    /// Length of the older state, if the rings have one.
+    #[serde(default)]
+    older: usize,
+    /// The rings kept from before the last pass. `None` if the pass wrote in place.
+    before: Option<Before>,
+}
+
+/// Counts of the rings from before a pass.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Before {
+    oldest: usize,
+    older: usize,
+    /// Number of tokens.
+    len: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -55,24 +66,36 @@ impl Recurrent {
     /// Creates new rings. Slots are never read before they are written.
     fn rings(&self, rows: usize, history: usize, dtype: DType, device: &Device) -> Rings {
         let ring = |ring: &RingNeed| {
-            let dtype = if ring.entries == RingEntries::States { DType::F32 } else { dtype };
+            let dtype = if ring.is_float32() { DType::F32 } else { dtype };
             Tensor::zeros([rows, ring.groups, ring.slots(history), ring.width], (device, dtype))
         };
         self.need.rings.iter().map(ring).collect()
     }
 
-    /// Moves the entries of `rings` to rings with as many slots as truncating `history` tokens needs.
-    fn resized(&self, at: &Progress<Counts>, rings: Rings, history: usize) -> Rings {
-        let new =
-            |(ring, need): (Tensor<4>, &RingNeed)| moved(ring, need.slots(history), need.latest(at.seq_len));
+    /// Moves the entries of `rings` to rings with as many slots as `slots` returns.
+    fn resized(&self, at: &Progress<Counts>, rings: Rings, slots: impl Fn(&RingNeed) -> usize) -> Rings {
+        let new = |(ring, need): (Tensor<4>, &RingNeed)| moved(ring, slots(need), need.latest(at.seq_len));
         rings.into_iter().zip(&self.need.rings).map(new).collect()
     }
 
     /// Counts `tokens` more tokens, in rings with these numbers of slots.
     fn advance(&self, at: &mut Progress<Counts>, slots: impl Iterator<Item = usize>, tokens: usize) {
         at.seq_len += tokens;
-        let history = self.need.rings.iter().zip(slots).map(|(ring, slots)| ring.history(slots)).min();
-        at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(history.unwrap_or(0)));
+        let mut most = usize::MAX;
+        for (ring, slots) in self.need.rings.iter().zip(slots) {
+            let history = ring.history(slots);
+            most = most.min(history);
+            if ring.entries == RingEntries::Journal {
+                at.counts.older = at.counts.older.max(at.seq_len.saturating_sub(history));
+            }
+        }
+        at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(most));
+    }
+
+    /// Returns the number of slots of a ring in a file.
+    fn trimmed_slots(&self, at: &Progress<Counts>, ring: &RingNeed) -> usize {
+        let journaled = ring.entries == RingEntries::Journal;
+        ring.slots(if journaled { at.seq_len.saturating_sub(at.counts.older) } else { 0 })
     }
 }
 
@@ -121,18 +144,18 @@ impl Policy for Recurrent {
 
     /// A recurrence cannot be reversed; it can only return to a kept state.
     fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
-        let Counts { oldest, before } = at.counts;
-        let before = before.filter(|&(_, len)| len <= at_most).map(|(_, len)| len);
+        let Counts { oldest, before, .. } = at.counts;
+        let before = before.map(|before| before.len).filter(|len| *len <= at_most);
         (at_most >= oldest).then_some(at_most).or(before)
     }
 
     fn rewind(&self, at: &mut Progress<Counts>, states: &mut States, len: usize) -> Result<()> {
-        if let Some((oldest, _)) = at.counts.before.take()
+        if let Some(Before { oldest, older, .. }) = at.counts.before.take()
             && len < at.counts.oldest
         {
             std::mem::swap(&mut states.rings, &mut states.before);
             states.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
-            at.counts.oldest = oldest;
+            (at.counts.oldest, at.counts.older) = (oldest, older);
         }
         states.forget_before();
         Ok(())
@@ -141,21 +164,23 @@ impl Policy for Recurrent {
     /// A file is for continuing a sequence, not for truncating it.
     fn trim(&self, at: &mut Progress<Counts>, states: &mut States) -> Result<()> {
         if let Some(rings) = states.take()? {
-            let rings = self.resized(at, rings, 0);
+            let rings = self.resized(at, rings, |ring| self.trimmed_slots(at, ring));
             states.rings.iter_mut().zip(rings).for_each(|(slot, ring)| slot.set(ring));
         }
         states.forget_before();
-        at.counts = Counts { oldest: at.seq_len, before: None };
+        at.counts = Counts { oldest: at.seq_len, before: None, ..at.counts };
         Ok(())
     }
 
     fn validate(&self, at: &Progress<Counts>, states: &States) -> Result<()> {
         check(states.before.iter().all(|slot| slot.dtype().is_none()))?;
         check(at.counts.oldest == at.seq_len && at.counts.before.is_none())?;
+        let has_journal = self.need.rings.iter().any(|ring| ring.entries == RingEntries::Journal);
+        check(at.counts.older <= if has_journal { at.seq_len } else { 0 })?;
         let fits = |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| match slot.outlines().first() {
             Some((shape, dtype)) => {
-                let wanted = [need.groups, need.slots(0), need.width];
-                let is_float32 = need.entries != RingEntries::States || *dtype == DType::F32;
+                let wanted = [need.groups, self.trimmed_slots(at, need), need.width];
+                let is_float32 = !need.is_float32() || *dtype == DType::F32;
                 at.seq_len > 0 && matches!(**shape, [_, g, s, w] if [g, s, w] == wanted) && is_float32
             }
             None => at.seq_len == 0,
@@ -176,17 +201,18 @@ impl StateLayer for Memory<Recurrent> {
         tensors.forget_before();
         at.counts.before = None;
         let Some(mut rings) = tensors.take()?.filter(|_| at.seq_len > 0) else {
-            at.counts.oldest = 0;
+            (at.counts.oldest, at.counts.older) = (0, 0);
             return Ok(policy.rings(given, at.history, inputs.dtype(), device));
         };
         let grows = |(ring, need): (&Tensor<4>, &RingNeed)| ring.dims()[2] < need.slots(at.history);
         if rings.iter().zip(&policy.need.rings).any(grows) {
-            rings = policy.resized(at, rings, at.history);
+            rings = policy.resized(at, rings, |ring| ring.slots(at.history));
         }
         if tokens > at.history {
             // The rings that are handed out are then copied when they are written.
             tensors.before.iter_mut().zip(&rings).for_each(|(before, ring)| before.set(ring.clone()));
-            at.counts.before = Some((at.counts.oldest, at.seq_len));
+            let Counts { oldest, older, .. } = at.counts;
+            at.counts.before = Some(Before { oldest, older, len: at.seq_len });
         }
         Ok(rings)
     }
@@ -204,9 +230,20 @@ impl StateLayer for Memory<Recurrent> {
         })
     }
 
+    fn journaled(&self) -> usize {
+        self.at.seq_len.saturating_sub(self.at.counts.older)
+    }
+
     /// A recording keeps its buffers, so it cannot be replayed with an offloaded memory, with rings that are
-    /// about to grow, or with rings that are kept for truncation.
+    /// about to grow, or with rings that are kept for truncation. It also keeps the number of tokens that are
+    /// read from a journal, which is that of all further steps only when the journal is full.
     fn replayable(&self) -> usize {
+        let is_full = |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| {
+            need.entries != RingEntries::Journal || self.journaled() == need.history(slot.tokens())
+        };
+        if !self.tensors.rings.iter().zip(&self.policy.need.rings).all(is_full) {
+            return 0;
+        }
         let stays =
             |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| slot.tokens() >= need.slots(self.at.history);
         let stay = self.at.history > 0 && self.tensors.rings.iter().zip(&self.policy.need.rings).all(stays);
@@ -252,6 +289,10 @@ impl StateLayer for Memory<Forgetful> {
 
     fn store(&mut self, _: Rings, _tokens: usize) -> Result<()> {
         Ok(())
+    }
+
+    fn journaled(&self) -> usize {
+        0
     }
 
     fn replayable(&self) -> usize {

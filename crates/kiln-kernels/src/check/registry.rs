@@ -9,7 +9,7 @@ use crate::{
     norm::{layer_norm::LayerNorm, rms_norm::RmsNorm},
     runtime::shader::{Shader, Text},
     sampling::{beam_step::BeamStep, sample::Sample, top_logprobs::TopLogprobs},
-    state::{causal_conv::CausalConv, selective_scan::SelectiveScan},
+    state::{causal_conv::CausalConv, matrix_scan::MatrixScan, selective_scan::SelectiveScan},
     testing::checked::Checked,
 };
 
@@ -33,6 +33,7 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<KvReorder>(),
     KernelInfo::of::<CausalConv>(),
     KernelInfo::of::<SelectiveScan>(),
+    KernelInfo::of::<MatrixScan>(),
     KernelInfo::of::<Route>(),
     KernelInfo::of::<ExpertLinear>(),
     KernelInfo::of::<WeightedSum>(),

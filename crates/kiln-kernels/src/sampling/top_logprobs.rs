@@ -1,7 +1,6 @@
 //! The likeliest tokens of each row and their log-probabilities, from which a beam search continues.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kiln_core::read_back::{self, ReadBack};
 
 use crate::{
     runtime::{
@@ -10,7 +9,7 @@ use crate::{
     },
     sampling::sample::finite,
     testing::{
-        case::{Case, Read, Rounding},
+        case::{Case, Rounding},
         checked::Checked,
         cut::{Extent, cut_rows},
         numbers::{Layout, Plain, Swapped},
@@ -160,12 +159,6 @@ enum Scores {
     Ties,
     /// Four of five are -inf.
     Removed,
-}
-
-impl Read for (Tensor<2, Int>, Tensor<2>) {
-    fn read(self) -> Vec<ReadBack> {
-        vec![read_back::start(self.0), read_back::start(self.1)]
-    }
 }
 
 const SHADER: Shader = Shader {

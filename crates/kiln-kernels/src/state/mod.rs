@@ -1,4 +1,5 @@
-//! State-space mixers.
+//! Mixers with a state of constant size.
 
 pub(crate) mod causal_conv;
+pub(crate) mod matrix_scan;
 pub(crate) mod selective_scan;

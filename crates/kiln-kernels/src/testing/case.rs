@@ -133,9 +133,9 @@ impl<T: Read> Read for [T; 2] {
     }
 }
 
-impl Read for (Tensor<3>, Tensor<4>) {
+impl<T: Read, U: Read> Read for (T, U) {
     fn read(self) -> Vec<ReadBack> {
-        vec![read_back::start(self.0), read_back::start(self.1)]
+        self.0.read().into_iter().chain(self.1.read()).collect()
     }
 }
 

@@ -14,7 +14,10 @@ use kiln_core::{
     tensor_file::TensorFile,
 };
 use kiln_kernels::{Kernels, PackedLayout};
-use kiln_weights::{Format, Mixture, gguf::names::Heads};
+use kiln_weights::{
+    Format, Mixture,
+    gguf::names::{self, Heads},
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -184,11 +187,11 @@ impl Checkpoint {
                 }
             }
         }
-        // Blocks beyond the config predict further tokens.
-        let blocks = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(u64::MAX);
-        tensors.retain(|name, _| {
-            kiln_weights::gguf::names::block(name).is_none_or(|block| (block as u64) < blocks)
-        });
+        // Blocks that predict further tokens are not read.
+        if let Some((blocks, further)) = number("num_hidden_layers").zip(number("num_nextn_predict_layers")) {
+            let all = blocks..blocks.saturating_add(further);
+            tensors.retain(|name, _| names::block(name).is_none_or(|block| !all.contains(&block)));
+        }
         let files = Files::Gguf { files, model_type, heads };
         let (packed, last_read) = (BTreeMap::new(), LastRead::default());
         Ok(Self { folder, config, source, files, tensors, packed, last_read })

@@ -11,7 +11,7 @@ use super::{Checkpoint, Entry, convert::Stored};
 use crate::{
     configure,
     multimodal::text_name,
-    nn::names::{ExpertTensors, StoredOrder, TensorNames},
+    nn::names::{ByHead, ExpertTensors, StoredOrder, TensorNames},
 };
 
 /// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
@@ -107,13 +107,11 @@ impl Checkpoint {
                 let module = name.strip_suffix(end).unwrap_or_default();
                 let views = match order {
                     StoredOrder::Transposed => entry.transposed().map(|view| vec![(name.clone(), view)]),
-                    StoredOrder::ByHead { heads, names } => {
-                        by_head(&entry, *heads, names.len()).map(|views| {
-                            let kind = end.rsplit('.').next().unwrap_or_default();
-                            let name = |part: &&str| format!("{module}{part}.{kind}");
-                            names.iter().map(name).zip(views).collect()
-                        })
-                    }
+                    StoredOrder::ByHead(order) => by_head(&entry, order).map(|views| {
+                        let kind = end.rsplit('.').next().unwrap_or_default();
+                        let name = |(part, _): &(&str, usize)| format!("{module}{part}.{kind}");
+                        order.parts.iter().map(name).zip(views).collect()
+                    }),
                 };
                 let wrong = || Error::File {
                     path: self.path(&entry),
@@ -317,17 +315,23 @@ impl Checkpoint {
 /// Modules that a text model does not use.
 const MODULES: &str = "modules beside the model";
 
-/// Divides the rows of a tensor, `[heads, parts, rows of a head, ..]`, into its parts.
-fn by_head(entry: &Entry, heads: usize, parts: usize) -> Option<Vec<Entry>> {
+/// Divides the rows of a tensor, which are sorted by head, into its parts.
+fn by_head(entry: &Entry, ByHead { heads, parts }: &ByHead) -> Option<Vec<Entry>> {
     let (&rows, rest) = entry.shape.split_first()?;
+    let of_head: usize = parts.iter().map(|(_, rows)| rows).sum();
+    if heads.checked_mul(of_head)? != rows {
+        return None;
+    }
     let columns: usize = rest.iter().product();
-    let of_head = rows.checked_div(heads * parts).filter(|size| size * heads * parts == rows)?;
-    let (row, head) = (columns as u64, (of_head * columns) as u64);
-    let view = |part: u64| {
-        let shape = [&[heads * of_head], rest].concat();
-        entry.view(shape, part * head, &[(heads, parts as u64 * head), (of_head, row), (columns, 1)])
+    let mut first = 0;
+    let view = |(_, rows): &(&str, usize)| {
+        let shape = [&[heads * rows], rest].concat();
+        let dims = [(*heads, (of_head * columns) as u64), (*rows, columns as u64), (columns, 1)];
+        let view = entry.view(shape, (first * columns) as u64, &dims);
+        first += rows;
+        view
     };
-    (0..parts as u64).map(view).collect()
+    parts.iter().map(view).collect()
 }
 
 /// Order of the numbers of experts in one tensor, whose rows are those of several matrices.

@@ -1,6 +1,6 @@
 //! Grouped-query attention, with rotary positions if the model has them.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, activation::sigmoid};
 use kiln_core::{
     Error, Result,
     layer::{KvLayer, Positions},
@@ -44,6 +44,9 @@ pub(crate) struct AttentionConfig {
     /// Name of the one matrix in which the projections of queries, keys and values are stored, in this order;
     /// `None` if they are stored apart.
     pub(crate) fused: Option<&'static str>,
+    /// Name of the projection to gates, whose sigmoids the results of attention are multiplied by; `None` if
+    /// there is none.
+    pub(crate) gate: Option<&'static str>,
     /// Norms of queries and keys before rotation.
     pub(crate) head_norms: Option<HeadNorms>,
     /// Factor that queries are multiplied by.
@@ -106,6 +109,7 @@ impl AttentionConfig {
             o_bias,
             o_name: "o_proj",
             fused: None,
+            gate: None,
             head_norms: None,
             scale,
             tempered: false,
@@ -155,7 +159,7 @@ impl AttentionConfig {
 
 #[derive(Debug)]
 pub(crate) struct Attention {
-    /// `q_proj`, `k_proj` and `v_proj`, stacked.
+    /// `q_proj`, `k_proj`, `v_proj` and the projection to gates, stacked.
     qkv_proj: Linear,
     o_proj: Linear,
     /// Norms of queries and keys.
@@ -178,12 +182,14 @@ impl Attention {
         let all = config.fused.map(part);
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
         let [mixed, values] = [heads, kv_heads].map(|heads| heads * value_dim);
-        let parts: &[(&str, usize)] = match &all {
-            None => &[(&q, queries), (&k, keys), (&v, values)],
-            Some(all) => &[(all, queries + keys + values)],
+        let mut parts: Vec<(&str, usize)> = match &all {
+            None => vec![(&q, queries), (&k, keys), (&v, values)],
+            Some(all) => vec![(all, queries + keys + values)],
         };
+        let gate = config.gate.map(part);
+        parts.extend(gate.as_deref().map(|gate| (gate, mixed)));
         let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
-        let qkv_proj = Linear::stacked_where(weights, parts, hidden, has_bias)?;
+        let qkv_proj = Linear::stacked_where(weights, &parts, hidden, has_bias)?;
         let o_proj = Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?;
         let mut head_norm = |name: &str, len| Norm::load(weights, &part(name), len, norm);
         let head_norms = match config.head_norms {
@@ -220,14 +226,19 @@ impl Attention {
         };
         let tables = places.rotary(&frames, self.config.rope);
         let pairs = places.pairs(self.config.rope);
-        let [queries, new_keys, values] = self.queries_keys_values(normed, tables, pairs, kernels);
+        let ([queries, new_keys, values], gate) = self.projected(normed, tables, pairs, kernels);
         let queries = if self.config.tempered { places.tempered(queries) } else { queries };
         let new = [queries, new_keys, values];
         let mixed = match keys {
             BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
             BlockKeys::Shared(shared) => self.attend_shared(new, shared, &frames, places, kernels)?,
         };
-        Ok(self.o_proj.forward_onto(residual, places.joined_heads(mixed), kernels))
+        let mixed = places.joined_heads(mixed);
+        let mixed = match gate {
+            Some(gate) => mixed * sigmoid(gate),
+            None => mixed,
+        };
+        Ok(self.o_proj.forward_onto(residual, mixed, kernels))
     }
 
     /// Attends with one launch for the rows of each length.
@@ -304,19 +315,19 @@ impl Attention {
         AttentionShape { scale, softcap, window: reach.window(), causal: true }
     }
 
-    /// Returns queries, keys and values of all heads, rotated by `tables` if given.
+    /// Returns queries, keys and values of all heads, rotated by `tables` if given, and the gates of results.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, width]`.
-    fn queries_keys_values(
+    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, width]`, and `[batch, tokens, heads · width]`.
+    fn projected(
         &self,
         normed: Normed<'_>,
         tables: Option<Tables>,
         pairs: RotaryPairs,
         kernels: &Kernels,
-    ) -> [Tensor<4>; 3] {
+    ) -> ([Tensor<4>; 3], Option<Tensor<3>>) {
         let [batch, tokens, _] = normed.x.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         // Rotation of halves is fused with the product, unless heads are normed in between.
         let (then, tables) = match (&self.head_norms, tables) {
             (None, Some((cos, sin))) if pairs == RotaryPairs::Halves => {
@@ -331,6 +342,8 @@ impl Attention {
             Some(all) => (all, rotates),
             None => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
         };
+        let before_gate = (heads + kv_heads) * head_dim + kv_heads * value_dim;
+        let gate = self.config.gate.map(|_| all.clone().narrow(2, before_gate, heads * value_dim));
         let [both, values] = self.split(all);
         let values = values.swap_dims(1, 2);
         let rotate = |x: Tensor<4>| match &tables {
@@ -356,7 +369,7 @@ impl Attention {
                 })
             }
         };
-        [queries, keys, values]
+        ([queries, keys, values], gate)
     }
 
     /// Splits the results of all projections into queries and keys, with anything after them, and values.
@@ -369,7 +382,8 @@ impl Attention {
         let both = heads + kv_heads;
         if value_dim == head_dim {
             // Nothing is copied.
-            let all = all.reshape([batch, tokens, both + kv_heads, head_dim]);
+            let gates = if self.config.gate.is_some() { heads } else { 0 };
+            let all = all.reshape([batch, tokens, both + kv_heads + gates, head_dim]);
             return [all.clone(), all.narrow(2, both, kv_heads)];
         }
         let part = |from, heads, width| {

@@ -12,6 +12,7 @@ use super::{
     attention::{Attention, AttentionConfig},
     cross_attention::CrossAttention,
     decoder::DecoderConfig,
+    delta_net::{DeltaNet, DeltaNetConfig},
     experts::{Experts, ExpertsConfig},
     mamba::{Mamba, MambaConfig},
     mlp::{GatedMlp, PlainMlp},
@@ -34,6 +35,7 @@ pub(crate) struct BlockConfig {
 pub(crate) enum MixerConfig {
     Attention(AttentionConfig),
     Mamba(MambaConfig),
+    DeltaNet(DeltaNetConfig),
 }
 
 /// The per-token half of a block.
@@ -64,7 +66,7 @@ impl BlockConfig {
     pub(crate) fn attention_config(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) => None,
+            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => None,
         }
     }
 }
@@ -74,6 +76,7 @@ impl BlockConfig {
 enum Mixer {
     Attention(Attention),
     Mamba(Mamba),
+    DeltaNet(DeltaNet),
 }
 
 #[derive(Debug)]
@@ -130,19 +133,22 @@ impl Block {
             config.names.norms;
         let mixer_name = match block.mixer {
             MixerConfig::Attention(_) => format!("{name}.{}", config.names.attention),
-            MixerConfig::Mamba(_) => format!("{name}.{}", config.names.state_space),
+            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => {
+                format!("{name}.{}", config.names.state_space)
+            }
         };
         let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
         let input_norm = norm(weights, before_mixer)?;
+        let dtype = input_norm.as_ref().map_or(DType::F32, Norm::dtype);
         Ok(Self {
             mixer_norm: norm(weights, after_mixer)?,
             mixer: match block.mixer {
                 MixerConfig::Attention(attention) => {
                     Mixer::Attention(Attention::load(weights, &mixer_name, &attention, config.norm)?)
                 }
-                MixerConfig::Mamba(mamba) => {
-                    let dtype = input_norm.as_ref().map_or(DType::F32, Norm::dtype);
-                    Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, dtype)?)
+                MixerConfig::Mamba(mamba) => Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, dtype)?),
+                MixerConfig::DeltaNet(delta) => {
+                    Mixer::DeltaNet(DeltaNet::load(weights, &mixer_name, delta, dtype)?)
                 }
             },
             cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
@@ -204,6 +210,9 @@ impl Block {
             Mixer::Mamba(mamba) => {
                 mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
             }
+            Mixer::DeltaNet(delta) => {
+                delta.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
+            }
         };
         let x = match &self.mixer_norm {
             None if x.dtype() == dtype && self.residual_scale.is_none() => mix(Some(x))?,
@@ -238,7 +247,7 @@ impl Block {
         let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone() }.compute(kernels);
         let x = match &self.mixer {
             Mixer::Attention(attention) => attention.encode(x, normed, kernels),
-            Mixer::Mamba(_) => unreachable!("an encoder has attention"),
+            Mixer::Mamba(_) | Mixer::DeltaNet(_) => unreachable!("an encoder has attention"),
         };
         self.feed(x.clone(), x, kernels)
     }
@@ -286,6 +295,7 @@ impl Block {
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
             Mixer::Mamba(mamba) => mamba.bytes(),
+            Mixer::DeltaNet(delta) => delta.bytes(),
         };
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);

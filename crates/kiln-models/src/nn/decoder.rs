@@ -23,7 +23,7 @@ use super::{
     linear::Linear,
     mamba::MambaConfig,
     mlp::MlpConfig,
-    names::{Names, NormNames, TensorNames},
+    names::{ByHead, Names, NormNames, TensorNames},
     norm::{Norm, NormKind},
     places::{Places, QueryTemperature},
     rope::{RopeKind, Ropes},
@@ -39,6 +39,8 @@ pub(crate) struct DecoderConfig {
     /// Rows of the table of learned positions, which are added to the embeddings; `None` if there is none.
     pub(crate) learned_positions: Option<usize>,
     pub(crate) names: Names,
+    /// Matrices and vectors whose rows are sorted by head, by the ends of their names.
+    pub(crate) by_head: Vec<(&'static str, ByHead)>,
     pub(crate) norm: NormKind,
     /// Whether mixer and feed-forward of a block take the same input.
     pub(crate) parallel: bool,
@@ -100,6 +102,7 @@ impl DecoderConfig {
             ropes: None,
             learned_positions: None,
             names: Names::default(),
+            by_head: Vec::new(),
             sizes,
         }
     }
@@ -182,7 +185,7 @@ impl DecoderConfig {
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) => None,
+            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => None,
         })
     }
 
@@ -270,6 +273,7 @@ impl Configured for DecoderConfig {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
             MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
+            MixerConfig::DeltaNet(delta) => LayerNeed::Recurrent(delta.need()),
         };
         self.blocks.iter().map(need).collect()
     }

@@ -4,19 +4,20 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
-    Error, Result,
+    Result,
     layer::StateLayer,
     model_cache::RowPart,
     need::{RecurrentNeed, RingEntries, RingNeed},
 };
-use kiln_kernels::{CausalConv, Kernels, SelectiveScan};
+use kiln_kernels::{Kernels, SelectiveScan};
 
 use super::{
     linear::Linear,
     norm::{Norm, NormKind},
-    places::{Frame, Places},
+    places::Places,
+    states::{Convolution, States},
 };
-use crate::{Part, Weights};
+use crate::Weights;
 
 /// Settings of a Mamba mixer.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +50,7 @@ pub(crate) enum MixerNorms {
 impl MambaConfig {
     pub(crate) fn need(&self) -> RecurrentNeed {
         let &Self { channels: width, conv_width, state_dim, .. } = self;
-        let reach = conv_width.saturating_sub(1);
-        let inputs = RingNeed { groups: 1, width, entries: RingEntries::Inputs { reach } };
+        let inputs = Convolution::need(width, conv_width);
         let states = RingNeed { groups: state_dim, width, entries: RingEntries::States };
         RecurrentNeed { rings: vec![inputs, states] }
     }
@@ -60,9 +60,7 @@ impl MambaConfig {
 pub(crate) struct Mamba {
     /// Projection to the mixer's input and to the gate.
     in_proj: Linear,
-    /// Convolution weights `[channels, width]`.
-    conv: Tensor<2>,
-    conv_bias: Option<Tensor<1>>,
+    conv: Convolution,
     /// Projection to time steps and to the vectors `B` and `C`, which lead into and out of the state.
     x_proj: Linear,
     dt_proj: Linear,
@@ -89,9 +87,8 @@ impl Mamba {
             Linear::load(weights, &part("x_proj"), [channels, time_step_rank + 2 * state_dim], false)?;
         let dt_proj = Linear::load(weights, &part("dt_proj"), [time_step_rank, channels], true)?;
         let out_proj = Linear::load(weights, &part("out_proj"), [channels, hidden], config.bias)?;
-        let bias = Part::new(part("conv1d.bias"), channels);
-        let conv_bias = config.conv_bias.then(|| weights.vector(&[bias])).transpose()?;
-        let conv = weights.float32(&part("conv1d.weight"), &[channels, 1, conv_width])?;
+        let sizes = [channels, conv_width];
+        let conv = Convolution::load(weights, &part("conv1d"), sizes, config.conv_bias, dtype)?;
         let a_log = weights.float32(&part("A_log"), &[channels, state_dim])?;
         let d = weights.float32(&part("D"), &[channels])?;
         let a = -a_log.reshape([channels, state_dim]).transpose().exp();
@@ -111,10 +108,9 @@ impl Mamba {
         };
         Ok(Self {
             norms,
-            conv: conv.reshape([channels, conv_width]).cast(dtype),
+            conv,
             ad: Tensor::cat(vec![a, d.clone().reshape([1, channels])], 0),
             in_proj,
-            conv_bias,
             x_proj,
             dt_proj,
             out_proj,
@@ -124,12 +120,9 @@ impl Mamba {
 
     pub(crate) fn bytes(&self) -> usize {
         let linears = [&self.in_proj, &self.x_proj, &self.dt_proj, &self.out_proj];
-        let conv = self.conv.shape().num_elements() * self.conv.dtype().size();
-        let bias =
-            self.conv_bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
         let norms = self.norms.iter().flatten().map(Norm::bytes).sum::<usize>();
         let ad = self.ad.shape().num_elements() * self.ad.dtype().size();
-        linears.into_iter().map(Linear::bytes).sum::<usize>() + conv + bias + norms + ad
+        linears.into_iter().map(Linear::bytes).sum::<usize>() + self.conv.bytes() + norms + ad
     }
 
     /// Applies the mixer to `x`, and adds `residual` if there is one.
@@ -141,31 +134,18 @@ impl Mamba {
         residual: Option<Tensor<3>>,
         x: Tensor<3>,
         places: &mut Places<'_>,
-        mut parts: Vec<RowPart<'_, dyn StateLayer>>,
+        parts: Vec<RowPart<'_, dyn StateLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let MambaConfig { channels, state_dim, time_step_rank, .. } = self.config;
-        let frames: Vec<Frame> = parts.iter().map(|part| places.state_frame(part)).collect();
-        let positions: Vec<_> =
-            frames.iter().map(|frame| places.positions(std::slice::from_ref(frame))).collect();
-
         let both = self.in_proj.forward(x, kernels);
         let (x, gate) = (both.clone().narrow(2, 0, channels), both.narrow(2, channels, channels));
-        let mut rings = taken(&mut parts, &frames, &x)?;
-        let mut convolved = Vec::with_capacity(frames.len());
-        for ((frame, positions), rings) in frames.iter().zip(&positions).zip(&mut rings) {
-            let Some([inputs, states]) = rings.take() else { continue };
-            let (y, inputs) = kernels.run(CausalConv {
-                x: frame.own(&x),
-                weight: self.conv.clone(),
-                bias: self.conv_bias.clone(),
-                ring: inputs,
-                positions: positions.clone(),
-            });
-            *rings = Some([inputs, states]);
-            convolved.push(y);
-        }
-        let x = places.joined(convolved);
+        let mut memory = States::take(parts, places, &x)?;
+        let x = memory.scan(places, |part| {
+            let [inputs, states] = part.rings;
+            let (y, inputs) = self.conv.forward(part.frame.own(&x), inputs, part.positions, kernels);
+            (y, [inputs, states])
+        });
 
         let selected = self.x_proj.forward(x.clone(), kernels);
         let dt = selected.clone().narrow(2, 0, time_step_rank);
@@ -180,50 +160,20 @@ impl Mamba {
         };
         let dt = self.dt_proj.forward(dt, kernels);
 
-        let mut mixed = Vec::with_capacity(frames.len());
-        for (((part, frame), positions), rings) in parts.into_iter().zip(&frames).zip(positions).zip(rings) {
-            let Some([inputs, states]) = rings else { continue };
+        let mixed = memory.scan(places, |part| {
+            let [inputs, states] = part.rings;
             let (y, states) = kernels.run(SelectiveScan {
-                x: frame.own(&x),
-                dt: frame.own(&dt),
-                bc: frame.own(&bc),
-                gate: frame.own(&gate),
+                x: part.frame.own(&x),
+                dt: part.frame.own(&dt),
+                bc: part.frame.own(&bc),
+                gate: part.frame.own(&gate),
                 ad: self.ad.clone(),
                 ring: states,
-                positions,
+                positions: part.positions.clone(),
             });
-            part.layer.store(vec![inputs, states], frame.new_tokens())?;
-            mixed.push(y);
-        }
-        Ok(self.out_proj.forward_onto(residual, places.joined(mixed), kernels))
+            (y, [inputs, states])
+        });
+        memory.store()?;
+        Ok(self.out_proj.forward_onto(residual, mixed, kernels))
     }
-}
-
-/// Takes the rings of each part that has new tokens: inputs of the convolution, and states.
-///
-/// # Errors
-/// The errors of [`StateLayer::take`]. In that case all rings are back in their layers.
-fn taken(
-    parts: &mut [RowPart<'_, dyn StateLayer>],
-    frames: &[Frame],
-    inputs: &Tensor<3>,
-) -> Result<Vec<Option<[Tensor<4>; 2]>>> {
-    let mut rings = Vec::with_capacity(parts.len());
-    for i in 0..parts.len() {
-        let own = frames[i].new_tokens() > 0;
-        let taken = own.then(|| parts[i].layer.take(&frames[i].own(inputs))).transpose();
-        let two = |taken: Vec<Tensor<4>>| {
-            taken.try_into().map_err(|_| Error::Execution("the memory of Mamba is not two rings".to_owned()))
-        };
-        match taken.and_then(|taken| taken.map(two).transpose()) {
-            Ok(taken) => rings.push(taken),
-            Err(error) => {
-                for (part, rings) in parts.iter_mut().zip(rings) {
-                    rings.map_or(Ok(()), |rings: [_; 2]| part.layer.store(rings.into(), 0))?;
-                }
-                return Err(error);
-            }
-        }
-    }
-    Ok(rings)
 }

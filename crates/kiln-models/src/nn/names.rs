@@ -39,20 +39,6 @@ pub(crate) struct Names {
     pub(crate) feed_forward_alias: Option<&'static str>,
     /// Ends of the names of matrices that are stored as `[in, out]`.
     pub(crate) transposed: &'static [&'static str],
-    /// Names of the matrix and the bias in which queries, keys and values of each head follow each other;
-    /// `None` if there are none.
-    pub(crate) by_head: Option<[&'static str; 2]>,
-}
-
-impl Names {
-    /// Tensors of a model with `heads` heads that are stored in another order.
-    fn stored(&self, heads: usize) -> Vec<(&'static str, StoredOrder)> {
-        let transposed = self.transposed.iter().map(|end| (*end, StoredOrder::Transposed));
-        let by_head = self.by_head.into_iter().flatten();
-        let by_head =
-            by_head.map(|end| (end, StoredOrder::ByHead { heads, names: &["q_proj", "k_proj", "v_proj"] }));
-        transposed.chain(by_head).collect()
-    }
 }
 
 /// Names of the norms of a block; `None` for a norm that a block does not have.
@@ -105,7 +91,6 @@ impl Default for Names {
             feed_forward: "mlp",
             feed_forward_alias: None,
             transposed: &[],
-            by_head: None,
         }
     }
 }
@@ -151,16 +136,26 @@ pub(crate) struct ExpertTensors {
 pub(crate) enum StoredOrder {
     /// A matrix `[in, out]`.
     Transposed,
-    /// Rows `[heads, parts, rows of a head]`; the parts become tensors with these names.
-    ByHead { heads: usize, names: &'static [&'static str] },
+    /// Rows of all parts of the first head, then those of the second, and so on; the parts become tensors of
+    /// their own.
+    ByHead(ByHead),
+}
+
+/// The parts of a matrix whose rows are sorted by head.
+#[derive(Clone, Debug)]
+pub(crate) struct ByHead {
+    pub(crate) heads: usize,
+    /// Names of the parts, and the numbers of their rows per head.
+    pub(crate) parts: Vec<(&'static str, usize)>,
 }
 
 impl fmt::Display for StoredOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Transposed => f.write_str("a transposed matrix"),
-            Self::ByHead { heads, names } => {
-                write!(f, "a matrix of {heads} heads with {} parts", names.len())
+            Self::ByHead(ByHead { heads, parts }) => {
+                let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+                write!(f, "a matrix of {heads} heads with {rows} rows each")
             }
         }
     }
@@ -212,9 +207,16 @@ impl DecoderConfig {
                 transposed: names.transposed,
                 interleaved: names.interleaved,
             }),
-            stored: self.names.stored(self.sizes.heads),
+            stored: self.stored_orders(),
             without_bias: self.without_bias(experts),
         }
+    }
+
+    /// Returns the tensors that are stored in another order, by the ends of their names.
+    fn stored_orders(&self) -> Vec<(&'static str, StoredOrder)> {
+        let transposed = self.names.transposed.iter().map(|end| (*end, StoredOrder::Transposed));
+        let by_head = self.by_head.iter().map(|(end, by_head)| (*end, StoredOrder::ByHead(by_head.clone())));
+        transposed.chain(by_head).collect()
     }
 
     /// Returns the modules without a bias, by the last part of their names.

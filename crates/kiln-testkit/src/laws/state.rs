@@ -6,15 +6,18 @@ use kiln::expert::memory::{RecurrentNeed, RingEntries, RingNeed, Rings, StateLay
 use super::feeding::floats;
 
 /// Needs for which the laws must hold: of a state-space mixer, of a short convolution alone, of matrix states
-/// per head, and of several convolutions beside them.
+/// per head, of several convolutions beside them, and of a single state with a journal.
 pub fn state_needs() -> Vec<RecurrentNeed> {
     let inputs = |width, reach| RingNeed { groups: 1, width, entries: RingEntries::Inputs { reach } };
     let states = |groups, width| RingNeed { groups, width, entries: RingEntries::States };
+    let journal = RingNeed { groups: 1, width: 3, entries: RingEntries::Journal };
+    let older = RingNeed { groups: 4, width: 2, entries: RingEntries::OlderState };
     [
         vec![inputs(1, 2), states(1, 1)],
         vec![inputs(3, 2)],
         vec![states(2 * 3, 4)],
         vec![inputs(2, 3), states(6, 2), inputs(5, 1)],
+        vec![inputs(2, 3), older, journal],
     ]
     .map(|rings| RecurrentNeed { rings })
     .into()
@@ -34,12 +37,20 @@ impl Fed<'_> {
     fn feed(&mut self, numbers: &[f32]) {
         let n = numbers.len();
         let mut rings = self.take(n);
-        for &number in numbers {
+        let journaled = self.layer.journaled();
+        for (i, &number) in numbers.iter().enumerate() {
             let len = self.numbers.len() + 1;
+            let mut older = number;
+            for (ring, need) in rings.iter().zip(&self.need.rings) {
+                if need.entries == RingEntries::Journal {
+                    older = self.before((journaled + i + 1).min(need.history(ring.dims()[2])), number);
+                }
+            }
             for (ring, need) in rings.iter_mut().zip(&self.need.rings) {
                 let [_, groups, slots, width] = ring.dims();
                 let slot = need.latest(len) % slots;
-                let row = |factor: f32| vec![factor * number; groups * width];
+                let own = if need.entries == RingEntries::OlderState { older } else { number };
+                let row = |factor: f32| vec![factor * own; groups * width];
                 let entry = self.tensor([2, groups, 1, width], [row(1.0), row(10.0)].concat());
                 *ring = ring.clone().slice_assign([0..2, 0..groups, slot..slot + 1, 0..width], entry);
             }
@@ -47,6 +58,14 @@ impl Fed<'_> {
         }
         self.layer.store(rings, n).unwrap();
         assert_eq!(self.layer.seq_len(), self.numbers.len());
+    }
+
+    /// The number of the token `back` tokens before the next one, `next`; 0 before the first.
+    fn before(&self, back: usize, next: f32) -> f32 {
+        match back {
+            0 => next,
+            _ => self.numbers.len().checked_sub(back).map_or(0.0, |i| self.numbers[i]),
+        }
     }
 
     fn take(&mut self, tokens: usize) -> Rings {
@@ -72,12 +91,20 @@ impl Fed<'_> {
             return;
         }
         let rings = self.take(0);
+        let journaled = self.layer.journaled();
         for (ring, need) in rings.iter().zip(&self.need.rings) {
             let [_, groups, slots, width] = ring.dims();
             let latest = need.latest(len);
             let reach = match need.entries {
                 RingEntries::Inputs { reach } => reach,
                 RingEntries::States => 1,
+                RingEntries::Journal => journaled,
+                RingEntries::OlderState => {
+                    let last = self.before(journaled + 1, 0.0);
+                    let want = factors.map(|factor| vec![factor * last; groups * width]);
+                    assert_eq!(floats(ring.clone()), want.concat(), "{what}: {journaled} before {len}");
+                    continue;
+                }
             };
             for back in 0..reach.min(len) {
                 let want = factors.map(|factor| vec![factor * self.numbers[len - 1 - back]; groups * width]);

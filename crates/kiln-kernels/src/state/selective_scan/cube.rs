@@ -11,13 +11,13 @@ const STEP: usize = 8;
 
 /// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
 #[cube]
-fn sigmoid(x: f32) -> f32 {
+pub(in crate::state) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + f32::exp(min(-x, 80.0)))
 }
 
 /// `ln(1 + exp(x))`, computed as in the shader.
 #[cube]
-fn softplus(x: f32) -> f32 {
+pub(in crate::state) fn softplus(x: f32) -> f32 {
     let e = f32::exp(-min(f32::abs(x), 80.0));
     let z = e / (2.0 + e);
     let s = z * z;
@@ -140,7 +140,7 @@ fn selective_scan<E: Float>(
 }
 
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
-pub(super) fn launch(
+pub(in crate::state::selective_scan) fn launch(
     kernel: SelectiveScan,
 ) -> Result<(burn::tensor::Tensor<3>, burn::tensor::Tensor<4>), SelectiveScan> {
     let ([rows, _, channels], [_, states, ..]) = (kernel.x.dims(), kernel.ring.dims());

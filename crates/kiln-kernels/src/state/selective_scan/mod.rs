@@ -10,9 +10,9 @@
 //! (`selective_scan_fn` and `selective_state_update` of transformers)
 
 #[cfg(feature = "cube")]
-mod cube;
+pub(super) mod cube;
 #[cfg(feature = "cpu")]
-mod native;
+pub(super) mod native;
 
 use burn::tensor::{DType, Tensor, activation::silu};
 use kiln_core::layer::{Positions, RowPosition};
@@ -228,7 +228,7 @@ const SHADER: Shader = Shader {
 };
 
 /// `ln(1 + exp(x))`, for any x.
-fn softplus(x: Tensor<3>) -> Tensor<3> {
+pub(super) fn softplus(x: Tensor<3>) -> Tensor<3> {
     x.clone().clamp_min(0.0) + (-x.abs()).exp().log1p()
 }
 

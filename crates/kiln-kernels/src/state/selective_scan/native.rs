@@ -192,7 +192,7 @@ fn some(numbers: &[f32], n: usize) -> [f32; LANES] {
 
 /// `ln(1 + exp(x))`, to within a few roundings. Branchless, so that it is vectorized.
 #[inline(always)]
-fn softplus(x: f32) -> f32 {
+pub(in crate::state) fn softplus(x: f32) -> f32 {
     let e = exp(-x.abs());
     // ln(1 + e) = 2 artanh(e / (2 + e)), for an argument of at most a third: terms beyond the 15th power are
     // below a rounding.

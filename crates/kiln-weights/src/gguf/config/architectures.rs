@@ -321,6 +321,9 @@ fn glm4_moe(file: &mut File<'_>) -> Result<Fields, Error> {
     let further = file.unsigned("nextn_predict_layers")?.unwrap_or(0);
     let blocks = file.layers()?.checked_sub(further).filter(|blocks| *blocks > 0);
     let blocks = blocks.ok_or_else(|| file.wrong("nextn_predict_layers", "leaves no block"))?;
+    if further > 0 {
+        config.insert("num_nextn_predict_layers".to_owned(), further.into());
+    }
     if let Some(other) = file.unsigned(GATING)?.filter(|gating| *gating != 2) {
         return Err(file.wrong(GATING, format!("is {other}, and only 2, the sigmoid, is supported")));
     }

@@ -1,0 +1,180 @@
+//! The gated delta net (Yang et al., 2024, <https://arxiv.org/abs/2412.06464>; transformers'
+//! `Qwen3_5GatedDeltaNet`): a short convolution, and a matrix state per head, to which each token adds what
+//! its value differs from what the state has for its key.
+
+use burn::tensor::{DType, Tensor};
+use kiln_core::{
+    Result,
+    layer::StateLayer,
+    model_cache::RowPart,
+    need::{RecurrentNeed, RingEntries, RingNeed},
+};
+use kiln_kernels::{Activation, Gated, Kernels, MatrixRule, MatrixScan};
+
+use super::{
+    linear::Linear,
+    norm::{Norm, NormKind},
+    places::Places,
+    states::{Convolution, Scanned, States},
+};
+use crate::Weights;
+
+/// Settings of a gated delta net.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeltaNetConfig {
+    pub(crate) hidden: usize,
+    /// Heads of values; each has a state.
+    pub(crate) heads: usize,
+    /// Heads of queries and keys, which `heads` share.
+    pub(crate) key_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    /// Number of inputs that the convolution sees, including the token's own.
+    pub(crate) conv_width: usize,
+    /// Epsilon of the norm of results.
+    pub(crate) eps: f64,
+    /// Whether the projections of queries, keys and values are three matrices, and not one.
+    pub(crate) apart: bool,
+}
+
+impl DeltaNetConfig {
+    fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    fn values(&self) -> usize {
+        self.heads * self.value_dim
+    }
+
+    /// Channels of the convolution: queries, keys and values.
+    pub(crate) fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    pub(crate) fn need(&self) -> RecurrentNeed {
+        let &Self { heads, key_dim, value_dim, conv_width, .. } = self;
+        let channels = self.channels();
+        let state = RingNeed { groups: heads * key_dim, width: value_dim, entries: RingEntries::OlderState };
+        let journal = RingNeed { groups: 1, width: channels + 2 * heads, entries: RingEntries::Journal };
+        RecurrentNeed { rings: vec![Convolution::need(channels, conv_width), state, journal] }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct DeltaNet {
+    /// Projections to queries, keys, values, gate, gains and step sizes, stacked.
+    in_proj: Linear,
+    conv: Convolution,
+    /// See [`MatrixScan::heads`].
+    heads: Tensor<2>,
+    /// Norm of the results of each head.
+    norm: Norm,
+    out_proj: Linear,
+    config: DeltaNetConfig,
+}
+
+impl DeltaNet {
+    /// Reads the weights of mixer `name`. `dtype` is the type of most weights.
+    pub(crate) fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        config: DeltaNetConfig,
+        dtype: DType,
+    ) -> Result<Self> {
+        let DeltaNetConfig { hidden, heads, value_dim, conv_width, eps, apart, .. } = config;
+        let (channels, keys, values) = (config.channels(), config.keys(), config.values());
+        let part = |part: &str| format!("{name}.{part}");
+        let inputs = match apart {
+            true => vec![("in_proj_q", keys), ("in_proj_k", keys), ("in_proj_v", values)],
+            false => vec![("in_proj_qkv", channels)],
+        };
+        let rest = [("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads)];
+        let parts: Vec<_> = inputs.into_iter().chain(rest).map(|(name, rows)| (part(name), rows)).collect();
+        let parts: Vec<_> = parts.iter().map(|(name, rows)| (&**name, *rows)).collect();
+        let in_proj = Linear::stacked(weights, &parts, hidden, false)?;
+        let conv = Convolution::load(weights, &part("conv1d"), [channels, conv_width], false, dtype)?;
+        let rate = -weights.float32(&part("A_log"), &[heads])?.exp();
+        let bias = weights.float32(&part("dt_bias"), &[heads])?;
+        let norm = Norm::load(weights, &part("norm"), value_dim, NormKind::rms(eps))?;
+        let out_proj = Linear::load(weights, &part("out_proj"), [values, hidden], false)?;
+        let heads = Tensor::cat(vec![rate.clone(), bias, rate.zeros_like()], 0).reshape([3, heads]);
+        Ok(Self { in_proj, conv, heads, norm, out_proj, config })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let heads = self.heads.shape().num_elements() * self.heads.dtype().size();
+        self.in_proj.bytes() + self.conv.bytes() + heads + self.norm.bytes() + self.out_proj.bytes()
+    }
+
+    /// Applies the mixer to `x`, and adds `residual` if there is one.
+    ///
+    /// # Shapes
+    /// All tensors are `[batch, tokens, hidden]`.
+    pub(crate) fn forward(
+        &self,
+        residual: Option<Tensor<3>>,
+        x: Tensor<3>,
+        places: &mut Places<'_>,
+        parts: Vec<RowPart<'_, dyn StateLayer>>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let DeltaNetConfig { heads, value_dim, key_heads, .. } = self.config;
+        let (channels, values) = (self.config.channels(), self.config.values());
+        let all = self.in_proj.forward(x, kernels);
+        let x = all.clone().narrow(2, 0, channels);
+        let gate = all.clone().narrow(2, channels, values);
+        let steps = all.narrow(2, channels + values, 2 * heads);
+
+        let mut memory = States::take(parts, places, &x)?;
+        let x = memory.scan(places, |part| {
+            let [inputs, state, journal] = part.rings;
+            let (y, inputs) = self.conv.forward(part.frame.own(&x), inputs, part.positions, kernels);
+            (y, [inputs, state, journal])
+        });
+        let mixed = memory.scan(places, |Scanned { frame, positions, rings, journaled }| {
+            let scan = |x, steps, [state, journal]: [Tensor<4>; 2], journaled| MatrixScan {
+                x,
+                steps,
+                heads: self.heads.clone(),
+                state,
+                journal,
+                journaled,
+                rule: MatrixRule::GatedDelta,
+                key_heads,
+                positions: positions.clone(),
+            };
+            scanned([&x, &steps].map(|x| frame.own(x)), rings, journaled, scan, kernels)
+        });
+        memory.store()?;
+
+        let [batch, tokens, _] = mixed.dims();
+        let normed = self.norm.forward(mixed.reshape([batch * tokens, heads, value_dim]), kernels);
+        let up = normed.reshape([batch, tokens, values]);
+        let gated = kernels.run(Gated { gate, up, by: Activation::Silu.into() });
+        Ok(self.out_proj.forward_onto(residual, gated, kernels))
+    }
+}
+
+/// Scans the tokens of a part of a layer with `journaled` tokens in its journal. `inputs` are what the tokens
+/// bring along. `scan` makes the kernel from such inputs, state and journal, and the numbers of tokens in the
+/// journal before and after.
+pub(super) fn scanned(
+    inputs: [Tensor<3>; 2],
+    [convolved, state, journal]: [Tensor<4>; 3],
+    journaled: usize,
+    scan: impl Fn(Tensor<3>, Tensor<3>, [Tensor<4>; 2], [usize; 2]) -> MatrixScan,
+    kernels: &Kernels,
+) -> (Tensor<3>, [Tensor<4>; 3]) {
+    let (tokens, slots) = (inputs[0].dims()[1], journal.dims()[2]);
+    let (mut memory, mut before) = ([state, journal], journaled);
+    if before > 0 && before + tokens > slots {
+        // New tokens would overwrite those of the journal: the state sees these first.
+        let [x, steps] = [0, 1].map(|i: usize| inputs[i].clone().narrow(1, 0, 0));
+        (_, memory) = kernels.run(scan(x, steps, memory, [before, 0]));
+        before = 0;
+    }
+    let after = (before + tokens).min(slots / 2);
+    let [x, steps] = inputs;
+    let (y, [state, journal]) = kernels.run(scan(x, steps, memory, [before, after]));
+    (y, [convolved, state, journal])
+}

@@ -1,0 +1,142 @@
+//! What mixers with states have in common: taking their memory, and convolving.
+
+use burn::tensor::Tensor;
+use kiln_core::{
+    Error, Result,
+    layer::{Positions, StateLayer},
+    model_cache::RowPart,
+    need::{RingEntries, RingNeed},
+};
+use kiln_kernels::{CausalConv, Kernels};
+
+use super::places::{Frame, Places};
+use crate::{Part, Weights};
+
+/// The parts of a recurrent layer during a pass, with their frames.
+#[derive(Debug)]
+pub(super) struct States<'a, const N: usize> {
+    parts: Vec<RowPart<'a, dyn StateLayer>>,
+    frames: Vec<Frame>,
+    positions: Vec<Positions>,
+    /// Rings of the parts that have new tokens.
+    rings: Vec<Option<[Tensor<4>; N]>>,
+}
+
+/// What a part of a layer scans.
+#[derive(Debug)]
+pub(super) struct Scanned<'a, const N: usize> {
+    pub(super) frame: &'a Frame,
+    pub(super) positions: &'a Positions,
+    pub(super) rings: [Tensor<4>; N],
+    /// See [`StateLayer::journaled`].
+    pub(super) journaled: usize,
+}
+
+impl<'a, const N: usize> States<'a, N> {
+    /// Takes the rings of each part that has new tokens, for a pass over `inputs`.
+    ///
+    /// # Errors
+    /// The errors of [`StateLayer::take`]. In that case all rings are back in their layers.
+    pub(super) fn take(
+        mut parts: Vec<RowPart<'a, dyn StateLayer>>,
+        places: &mut Places<'_>,
+        inputs: &Tensor<3>,
+    ) -> Result<Self> {
+        let frames: Vec<Frame> = parts.iter().map(|part| places.state_frame(part)).collect();
+        let positions = frames.iter().map(|frame| places.positions(std::slice::from_ref(frame))).collect();
+        let mut rings = Vec::with_capacity(parts.len());
+        for i in 0..parts.len() {
+            let own = frames[i].new_tokens() > 0;
+            let taken = own.then(|| parts[i].layer.take(&frames[i].own(inputs))).transpose();
+            let sized = |taken: Vec<Tensor<4>>| {
+                let wrong = || Error::Execution(format!("the memory of a mixer is not {N} rings"));
+                taken.try_into().map_err(|_| wrong())
+            };
+            match taken.and_then(|taken| taken.map(sized).transpose()) {
+                Ok(taken) => rings.push(taken),
+                Err(error) => {
+                    for (part, rings) in parts.iter_mut().zip(rings) {
+                        rings.map_or(Ok(()), |rings: [_; N]| part.layer.store(rings.into(), 0))?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Self { parts, frames, positions, rings })
+    }
+
+    /// Applies `scan` to each part that has new tokens, and joins the results. `scan` returns the rings, too.
+    pub(super) fn scan(
+        &mut self,
+        places: &Places<'_>,
+        mut scan: impl FnMut(Scanned<'_, N>) -> (Tensor<3>, [Tensor<4>; N]),
+    ) -> Tensor<3> {
+        let mut results = Vec::with_capacity(self.parts.len());
+        let Self { parts, frames, positions, rings } = self;
+        for (((part, frame), positions), own) in parts.iter().zip(frames).zip(positions).zip(rings) {
+            let Some(rings) = own.take() else { continue };
+            let journaled = part.layer.journaled();
+            let (result, rings) = scan(Scanned { frame, positions, rings, journaled });
+            *own = Some(rings);
+            results.push(result);
+        }
+        places.joined(results)
+    }
+
+    /// Stores the rings.
+    pub(super) fn store(self) -> Result<()> {
+        for ((part, frame), rings) in self.parts.into_iter().zip(&self.frames).zip(self.rings) {
+            if let Some(rings) = rings {
+                part.layer.store(rings.into(), frame.new_tokens())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A causal convolution of each channel.
+#[derive(Debug)]
+pub(super) struct Convolution {
+    /// `[channels, width]`
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+}
+
+impl Convolution {
+    /// Reads `name.weight`, and `name.bias` if `bias` is set. `like` has the type of most weights.
+    pub(super) fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        [channels, width]: [usize; 2],
+        bias: bool,
+        dtype: burn::tensor::DType,
+    ) -> Result<Self> {
+        let part = Part::new(format!("{name}.bias"), channels);
+        let bias = bias.then(|| weights.vector(&[part])).transpose()?;
+        let weight = weights.float32(&format!("{name}.weight"), &[channels, 1, width])?;
+        Ok(Self { weight: weight.reshape([channels, width]).cast(dtype), bias })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let bias = self.bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
+        self.weight.shape().num_elements() * self.weight.dtype().size() + bias
+    }
+
+    /// Memory of the inputs of a convolution of this width.
+    pub(super) fn need(channels: usize, width: usize) -> RingNeed {
+        let reach = width.saturating_sub(1);
+        RingNeed { groups: 1, width: channels, entries: RingEntries::Inputs { reach } }
+    }
+
+    /// Convolves `x`, which belongs to a part of the layer, with the earlier inputs in `ring`.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<3>,
+        ring: Tensor<4>,
+        positions: &Positions,
+        kernels: &Kernels,
+    ) -> (Tensor<3>, Tensor<4>) {
+        let (weight, bias) = (self.weight.clone(), self.bias.clone());
+        kernels.run(CausalConv { x, weight, bias, ring, positions: positions.clone() })
+    }
+}
