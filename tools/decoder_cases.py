@@ -23,6 +23,7 @@ sizes = dict(
 )
 heads = dict(head_dim=12)
 experts = dict(experts_implementation="eager")
+latent = dict(num_key_value_heads=4, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
 yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=500.0)
 models = (
     ("ministral3", "Ministral3", dict(**heads, rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7))),
@@ -76,6 +77,23 @@ models = (
     ("seed_oss_other", "SeedOss", dict(**heads, attention_bias=False, attention_out_bias=True, mlp_bias=True)),
     ("ernie4_5", "Ernie4_5", dict(**heads)),
     ("ernie4_5_other", "Ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False, rope_parameters=dict(yarn))),
+    ("deepseek_v3", "DeepseekV3", dict(
+        **latent, **experts, q_lora_rank=12, moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, first_k_dense_replace=1)),
+    ("deepseek_v3_other", "DeepseekV3", dict(
+        **latent, **experts, q_lora_rank=None, rope_interleave=False, attention_bias=True, tie_word_embeddings=True, moe_intermediate_size=17,
+        n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=2, norm_topk_prob=False,
+        rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=0.7))),
+    ("deepseek_v2", "DeepseekV2", dict(
+        **latent, **experts, q_lora_rank=12, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, first_k_dense_replace=1)),
+    ("deepseek_v2_other", "DeepseekV2", dict(
+        **latent, **experts, q_lora_rank=None, attention_bias=True, mlp_bias=True, moe_intermediate_size=24, n_routed_experts=6,
+        num_experts_per_tok=2, topk_method="group_limited_greedy", n_group=3, topk_group=2, n_shared_experts=1, routed_scaling_factor=2.5,
+        rope_parameters=dict(yarn, mscale=0.7, mscale_all_dim=0.7))),
+    ("glm4_moe_lite", "Glm4MoeLite", dict(
+        **latent, **experts, q_lora_rank=12, head_dim=8, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, rms_norm_eps=1e-5)),
+    ("glm4_moe_lite_other", "Glm4MoeLite", dict(
+        **latent, **experts, head_dim=8, q_lora_rank=None, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+        mlp_layer_types=["sparse", "dense", "sparse"], routed_scaling_factor=1.1, tie_word_embeddings=True)),
 )
 
 

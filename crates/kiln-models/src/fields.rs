@@ -69,6 +69,16 @@ const ROUTER: &[&str] = &["output_router_logits", "router_aux_loss_coef", "route
 
 const QWEN: &[&str] = &["hidden_act", "sliding_window", "use_sliding_window"];
 
+const LATENT: &[&str] = &[
+    "attention_bias",
+    "hidden_act",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+];
+
 const DELTA_NET: &[&str] = &[
     "layer_types",
     "linear_conv_kernel_dim",
@@ -305,6 +315,38 @@ static FIELDS: &[Fields] = &[
         // Blocks that predict further tokens are not read.
         &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"],
     ),
+    of(
+        "glm4_moe_lite",
+        &[DECODER, ROPE, SIGMOID_EXPERTS, LATENT],
+        &["mlp_layer_types", "rope_interleave"],
+        // Blocks that predict further tokens are not read.
+        &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits", "pretraining_tp"],
+    ),
+    of(
+        "deepseek_v2",
+        &[DECODER, ROPE, LATENT],
+        &[
+            "first_k_dense_replace",
+            "mlp_bias",
+            "moe_intermediate_size",
+            "n_group",
+            "n_routed_experts",
+            "n_shared_experts",
+            "num_experts",
+            "num_experts_per_tok",
+            "routed_scaling_factor",
+            "topk_group",
+            "topk_method",
+        ],
+        &["norm_topk_prob", "output_router_logits", "pretraining_tp"],
+    ),
+    of(
+        "deepseek_v3",
+        &[DECODER, ROPE, SIGMOID_EXPERTS, LATENT],
+        &["rope_interleave"],
+        // Blocks that predict further tokens are not read.
+        &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits", "pretraining_tp"],
+    ),
     of("qwen3_5_text", &[DECODER, ROPE, DELTA_NET], &["attention_bias", "hidden_act"], &[]).layer_types(),
     of(
         "qwen3_5_moe_text",
@@ -449,9 +491,12 @@ mod tests {
         let class = |(model_type, class): (&String, &Value)| {
             let own = class["fields"].as_object().unwrap().clone();
             let mut fields: Map<String, Value> = of_all.clone().into_iter().chain(own).collect();
-            if model_type == "glm4_moe" {
+            match &**model_type {
                 // The hidden size of the class is no multiple of its number of heads.
-                fields.insert("head_dim".to_owned(), json!(128));
+                "glm4_moe" => drop(fields.insert("head_dim".to_owned(), json!(128))),
+                // The class has none, and cannot do without.
+                "deepseek_v2" => drop(fields.insert("num_experts_per_tok".to_owned(), json!(6))),
+                _ => {}
             }
             let aliases = class["aliases"].as_object().unwrap().keys().cloned().collect();
             (model_type.clone(), fields, aliases)

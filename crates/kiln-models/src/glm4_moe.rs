@@ -60,12 +60,14 @@ pub(crate) struct ExpertDefaults {
 }
 
 impl SigmoidExperts {
-    /// Makes the feed-forwards of all blocks but the first ones mixtures.
+    /// Makes the feed-forwards of the blocks for which `is_mixture` returns true mixtures. Without it, they
+    /// are those of all blocks but the first ones.
     pub(crate) fn apply(
         &self,
         config: &ConfigFile,
         decoder: &mut DecoderConfig,
         defaults: ExpertDefaults,
+        is_mixture: Option<&[bool]>,
     ) -> Result<()> {
         let width = self.moe_intermediate_size.unwrap_or(defaults.width);
         config.check("moe_intermediate_size", width, 1 << 24)?;
@@ -82,6 +84,7 @@ impl SigmoidExperts {
             shared: Some(shared).filter(|shared| shared.width > 0),
             router: RouterConfig {
                 scores: Scores::Sigmoid,
+                float32: true,
                 normalised: self.norm_topk_prob.unwrap_or(true),
                 correction: Some("gate.e_score_correction_bias"),
                 groups: ([groups, chosen] != [1, 1]).then_some(Groups { groups, chosen, best: 2 }),
@@ -92,7 +95,10 @@ impl SigmoidExperts {
         };
         experts.check(config, "n_routed_experts")?;
         let dense = self.first_k_dense_replace.unwrap_or(defaults.dense);
-        decoder.set_experts(experts, |i| i >= dense);
+        decoder.set_experts(experts, |i| match is_mixture {
+            Some(blocks) => blocks.get(i) == Some(&true),
+            None => i >= dense,
+        });
         Ok(())
     }
 }
@@ -118,7 +124,7 @@ impl Architecture for Glm4Moe {
         }
         let defaults =
             ExpertDefaults { experts: 128, chosen: 8, width: 1408, scale: 1.0, groups: [1, 1], dense: 1 };
-        experts.apply(config, &mut decoder, defaults)?;
+        experts.apply(config, &mut decoder, defaults, None)?;
         decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))
     }

@@ -61,7 +61,7 @@ impl Architecture for GptNeoX {
         };
         let head_dim = decoder.sizes.head_dim;
         let parts = ["q_proj", "k_proj", "v_proj"].map(|part| (part, head_dim));
-        let by_head = ByHead { heads: decoder.sizes.heads, parts: parts.into() };
+        let by_head = ByHead::new(decoder.sizes.heads, parts);
         decoder.by_head =
             ["query_key_value.weight", "query_key_value.bias"].map(|end| (end, by_head.clone())).into();
         decoder.parallel = fields.use_parallel_residual.unwrap_or(true);

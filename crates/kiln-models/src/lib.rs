@@ -17,6 +17,8 @@ use kiln_kernels::Placement;
 pub mod checkpoint;
 mod cohere2;
 mod config;
+mod deepseek_v2;
+mod deepseek_v3;
 mod ernie4_5;
 mod exaone4;
 mod falcon_mamba;
@@ -26,6 +28,7 @@ mod gemma2;
 mod gemma3_text;
 mod glm4;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -155,6 +158,9 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &qwen3_vl_text::Qwen3VlText,
     &gpt_oss::GptOss,
     &glm4_moe::Glm4Moe,
+    &glm4_moe_lite::Glm4MoeLite,
+    &deepseek_v2::DeepseekV2,
+    &deepseek_v3::DeepseekV3,
     &jamba::Jamba,
     &whisper::Whisper,
 ];

@@ -1,6 +1,6 @@
-//! Qwen3-Next (Qwen Team, 2025; transformers' `Qwen3NextForCausalLM`): three of four blocks have a gated delta
-//! net, and the others attention whose results are gated. Norms scale by `1 + weight`. Feed-forwards are
-//! mixtures of experts, beside one that all tokens use.
+//! Qwen3-Next (Qwen Team, 2025; transformers' `Qwen3NextForCausalLM`): three of four blocks have a gated
+//! delta net, and the others attention whose results are gated. Norms scale by `1 + weight`. Feed-forwards
+//! are mixtures of experts, beside one that all tokens use.
 
 use kiln_core::Result;
 use kiln_kernels::NormOrder;
@@ -121,7 +121,7 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<(Decoder
     }
     // Query and gate of each head are adjacent.
     let parts = ["q_proj", "q_gate"].map(|part| (part, decoder.sizes.head_dim));
-    let by_head = ByHead { heads: decoder.sizes.heads, parts: parts.into() };
+    let by_head = ByHead::new(decoder.sizes.heads, parts);
     decoder.by_head = ["q_proj.weight", "q_proj.bias"].map(|end| (end, by_head.clone())).into();
     decoder.names.state_space = "linear_attn";
     for (block, attends) in decoder.blocks.iter_mut().zip(attends) {
@@ -183,8 +183,7 @@ impl Architecture for Qwen3Next {
             ("in_proj_b", shared),
             ("in_proj_a", shared),
         ];
-        let by_head =
-            |parts: &[(&'static str, usize)]| ByHead { heads: delta.key_heads, parts: parts.into() };
+        let by_head = |parts: &[(&'static str, usize)]| ByHead::new(delta.key_heads, parts);
         decoder.by_head.push(("in_proj_qkvz.weight", by_head(&[q, k, v, z])));
         decoder.by_head.push(("in_proj_ba.weight", by_head(&[b, a])));
         for block in &mut decoder.blocks {

@@ -38,8 +38,9 @@ fn loops<'a>(
         let first = oldest(head / heads).max(window).max(row.visible_from);
         let seen: Vec<_> = (first..=query).map(|position| at(head / (heads / kv_heads), position)).collect();
         let q = &q[vector * head_dim..][..head_dim];
-        let score = |[key, _]: &[&[f64]; 2]| {
-            let score = q.iter().zip(*key).map(|(q, k)| q * k).sum::<f64>() * shape.scale;
+        let score = |[key, value]: &[&[f64]; 2]| {
+            let key = key.iter().chain(value.iter().filter(|_| shape.latent));
+            let score = q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * shape.scale;
             shape.softcap.map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = seen.iter().map(score).collect();
@@ -58,7 +59,7 @@ fn loops<'a>(
 
 fn dense(Attention { q, chain, positions, shape, sinks }: Attention) -> TensorData {
     let ([_, kv_heads, _, width], slots) = (chain[0].values.dims(), chain[0].slots());
-    let head_dim = q.dims()[3];
+    let head_dim = chain[0].keys.dims()[3];
     let new = q.dims()[2];
     let alone = chain.len() == 1;
     let behind = if shape.causal { new } else { 1 };
@@ -82,7 +83,7 @@ fn dense(Attention { q, chain, positions, shape, sinks }: Attention) -> TensorDa
 }
 
 fn packed(AttentionPacked { q, packed, recent, positions, shape, sinks }: AttentionPacked) -> TensorData {
-    let ([_, kv_heads, slots, _], head_dim) = (packed.keys.codes.dims(), q.dims()[3]);
+    let ([_, kv_heads, slots, _], head_dim) = (packed.keys.codes.dims(), recent.keys.dims()[3]);
     let width = recent.values.dims()[3];
     let unpacked = |buffer: &PackedBuffer, packing: Packing, head_dim: usize| {
         let (buffer, dtype) = (buffer.clone(), FloatDType::F32);

@@ -93,6 +93,9 @@ pub struct AttentionShape {
     /// Whether the queries of a pass stand one after the other, and none sees a later one. Otherwise all of
     /// them stand at the position of the first.
     pub causal: bool,
+    /// Whether each key is followed by its value, so that queries are as wide as both: latent attention
+    /// (DeepSeek-AI, 2024, <https://arxiv.org/abs/2405.04434>). The GPU kernels do not take it.
+    pub latent: bool,
 }
 
 impl Kernel for Attention {
@@ -112,7 +115,8 @@ impl Kernel for Attention {
         let checked = |kv: DenseKv| {
             let [_, kv_heads, slots, _] = kv.keys.dims();
             let want = |width| [batch, kv_heads, slots, width];
-            assert_eq!(kv.keys.dims(), want(head_dim), "attention: keys and q {:?}", q.dims());
+            let of_keys = shape.key_width(head_dim, width);
+            assert_eq!(kv.keys.dims(), want(of_keys), "attention: keys and q {:?}", q.dims());
             assert_eq!(kv.values.dims(), want(width), "attention: values and keys");
             assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
             DenseKv { keys: kv.keys.cast(q.dtype()), values: kv.values.cast(q.dtype()), ..kv }
@@ -251,6 +255,7 @@ impl Attention {
     fn is_for_gpus(&self) -> bool {
         let is_empty = |kv: &DenseKv| kv.keys.shape().num_elements() == 0;
         self.q.dims()[3] <= LARGEST_HEAD
+            && !self.shape.latent
             && self.chain.iter().all(|kv| kv.keys.dims() == kv.values.dims())
             && self.q.shape().num_elements() > 0
             && !self.chain.iter().any(is_empty)
@@ -345,6 +350,11 @@ struct Limits {
 }
 
 impl AttentionShape {
+    /// Width of keys, for queries and values of these widths.
+    fn key_width(&self, queries: usize, values: usize) -> usize {
+        if self.latent { queries.saturating_sub(values) } else { queries }
+    }
+
     fn limits(&self, start: usize, origin: usize, slots: usize) -> Limits {
         Limits {
             scale: self.scale as f32,
@@ -431,7 +441,8 @@ fn reference(
     // Values that no query sees may be anything, and NaN times 0 is not 0.
     let unused = visible.clone().bool_not().swap_dims(2, 3).expand([batch, kv_heads, slots, width]);
     let values = values.cast(DType::F32).mask_fill(unused, 0.0);
-    let keys = keys.cast(DType::F32).transpose();
+    let keys = keys.cast(DType::F32);
+    let keys = if shape.latent { Tensor::cat(vec![keys, values.clone()], 3) } else { keys }.transpose();
 
     // The order in which a backend sums depends on the number of queries.
     let block = match new <= INVARIANT_UP_TO {

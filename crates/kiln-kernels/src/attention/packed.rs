@@ -62,13 +62,14 @@ impl Kernel for AttentionPacked {
         let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
         let width = recent.values.dims()[3];
         let held = |width| [batch, kv_heads, slots, width];
-        fits("attention_packed: keys", &packed.keys, packed.key_packing, held(head_dim));
+        let of_keys = shape.key_width(head_dim, width);
+        fits("attention_packed: keys", &packed.keys, packed.key_packing, held(of_keys));
         fits("attention_packed: values", &packed.values, packed.value_packing, held(width));
         for packing in [packed.key_packing, packed.value_packing] {
             let whole = packed.origin.is_multiple_of(packing.slots_together());
             assert!(whole, "attention_packed: the origin {} is inside a group", packed.origin);
         }
-        for (kv, width) in [(&recent.keys, head_dim), (&recent.values, width)] {
+        for (kv, width) in [(&recent.keys, of_keys), (&recent.values, width)] {
             let want = [batch, kv_heads, recent.keys.dims()[2], width];
             assert_eq!(kv.dims(), want, "attention_packed: recent and q {:?}", q.dims());
         }
@@ -252,9 +253,9 @@ impl AttentionPacked {
         self.is_even() && self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
     }
 
-    /// Whether values are as wide as keys.
+    /// Whether values are as wide as keys, and as queries.
     fn is_even(&self) -> bool {
-        self.recent.keys.dims() == self.recent.values.dims()
+        !self.shape.latent && self.recent.keys.dims() == self.recent.values.dims()
     }
 
     /// How packed and recent keys are divided among workgroups; `None` unless queries are few.

@@ -109,8 +109,8 @@ impl Checkpoint {
                     StoredOrder::Transposed => entry.transposed().map(|view| vec![(name.clone(), view)]),
                     StoredOrder::ByHead(order) => by_head(&entry, order).map(|views| {
                         let kind = end.rsplit('.').next().unwrap_or_default();
-                        let name = |(part, _): &(&str, usize)| format!("{module}{part}.{kind}");
-                        order.parts.iter().map(name).zip(views).collect()
+                        let named = |(part, view)| (format!("{module}{part}.{kind}"), view);
+                        views.into_iter().map(named).collect()
                     }),
                 };
                 let wrong = || Error::File {
@@ -315,23 +315,29 @@ impl Checkpoint {
 /// Modules that a text model does not use.
 const MODULES: &str = "modules beside the model";
 
-/// Divides the rows of a tensor, which are sorted by head, into its parts.
-fn by_head(entry: &Entry, ByHead { heads, parts }: &ByHead) -> Option<Vec<Entry>> {
+/// Divides the rows of a tensor, which are sorted by head, into its parts, with their names.
+fn by_head(
+    entry: &Entry,
+    ByHead { heads, parts, transposed }: &ByHead,
+) -> Option<Vec<(&'static str, Entry)>> {
     let (&rows, rest) = entry.shape.split_first()?;
     let of_head: usize = parts.iter().map(|(_, rows)| rows).sum();
     if heads.checked_mul(of_head)? != rows {
         return None;
     }
     let columns: usize = rest.iter().product();
-    let mut first = 0;
-    let view = |(_, rows): &(&str, usize)| {
+    let head = (*heads, (of_head * columns) as u64);
+    let (mut first, mut views) = (0, Vec::new());
+    for &(name, rows) in parts {
+        let (row, column) = ((rows, columns as u64), (columns, 1));
         let shape = [&[heads * rows], rest].concat();
-        let dims = [(*heads, (of_head * columns) as u64), (*rows, columns as u64), (columns, 1)];
-        let view = entry.view(shape, (first * columns) as u64, &dims);
-        first += rows;
-        view
-    };
-    parts.iter().map(view).collect()
+        views.push((name, entry.view(shape, first, &[head, row, column])?));
+        if let Some((_, other)) = transposed.filter(|(of, _)| *of == name) {
+            views.push((other, entry.view(vec![heads * columns, rows], first, &[head, column, row])?));
+        }
+        first += (rows * columns) as u64;
+    }
+    Some(views)
 }
 
 /// Order of the numbers of experts in one tensor, whose rows are those of several matrices.

@@ -312,7 +312,7 @@ impl Attention {
 
     fn shape(&self) -> AttentionShape {
         let AttentionConfig { scale, softcap, reach, .. } = self.config;
-        AttentionShape { scale, softcap, window: reach.window(), causal: true }
+        AttentionShape { scale, softcap, window: reach.window(), causal: true, latent: false }
     }
 
     /// Returns queries, keys and values of all heads, rotated by `tables` if given, and the gates of results.
@@ -404,7 +404,7 @@ impl Attention {
         let q = both.clone().narrow(1, 0, heads);
         let keys = both.narrow(1, heads, kv_heads);
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
-        let shape = AttentionShape { scale, softcap, window: None, causal: false };
+        let shape = AttentionShape { scale, softcap, window: None, causal: false, latent: false };
         let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, None, kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * value_dim]);
         self.o_proj.forward_onto(Some(residual), merged, kernels)

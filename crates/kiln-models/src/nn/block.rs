@@ -14,6 +14,7 @@ use super::{
     decoder::DecoderConfig,
     delta_net::{DeltaNet, DeltaNetConfig},
     experts::{Experts, ExpertsConfig},
+    latent::{LatentAttention, LatentConfig},
     mamba::{Mamba, MambaConfig},
     mlp::{GatedMlp, PlainMlp},
     names::NormNames,
@@ -36,6 +37,7 @@ pub(crate) enum MixerConfig {
     Attention(AttentionConfig),
     Mamba(MambaConfig),
     DeltaNet(DeltaNetConfig),
+    Latent(LatentConfig),
 }
 
 /// The per-token half of a block.
@@ -66,7 +68,7 @@ impl BlockConfig {
     pub(crate) fn attention_config(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
         }
     }
 }
@@ -77,6 +79,7 @@ enum Mixer {
     Attention(Attention),
     Mamba(Mamba),
     DeltaNet(DeltaNet),
+    Latent(LatentAttention),
 }
 
 #[derive(Debug)]
@@ -132,7 +135,9 @@ impl Block {
         let NormNames { before_mixer, after_mixer, before_feed_forward, after_feed_forward } =
             config.names.norms;
         let mixer_name = match block.mixer {
-            MixerConfig::Attention(_) => format!("{name}.{}", config.names.attention),
+            MixerConfig::Attention(_) | MixerConfig::Latent(_) => {
+                format!("{name}.{}", config.names.attention)
+            }
             MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => {
                 format!("{name}.{}", config.names.state_space)
             }
@@ -149,6 +154,9 @@ impl Block {
                 MixerConfig::Mamba(mamba) => Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, dtype)?),
                 MixerConfig::DeltaNet(delta) => {
                     Mixer::DeltaNet(DeltaNet::load(weights, &mixer_name, delta, dtype)?)
+                }
+                MixerConfig::Latent(latent) => {
+                    Mixer::Latent(LatentAttention::load(weights, &mixer_name, latent)?)
                 }
             },
             cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
@@ -207,6 +215,9 @@ impl Block {
             Mixer::Attention(attention) => {
                 attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
+            Mixer::Latent(attention) => {
+                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
+            }
             Mixer::Mamba(mamba) => {
                 mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
             }
@@ -247,7 +258,9 @@ impl Block {
         let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone() }.compute(kernels);
         let x = match &self.mixer {
             Mixer::Attention(attention) => attention.encode(x, normed, kernels),
-            Mixer::Mamba(_) | Mixer::DeltaNet(_) => unreachable!("an encoder has attention"),
+            Mixer::Mamba(_) | Mixer::DeltaNet(_) | Mixer::Latent(_) => {
+                unreachable!("an encoder has attention")
+            }
         };
         self.feed(x.clone(), x, kernels)
     }
@@ -296,6 +309,7 @@ impl Block {
             Mixer::Attention(attention) => attention.bytes(),
             Mixer::Mamba(mamba) => mamba.bytes(),
             Mixer::DeltaNet(delta) => delta.bytes(),
+            Mixer::Latent(attention) => attention.bytes(),
         };
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);

@@ -81,7 +81,7 @@ impl CrossAttention {
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
-        let shape = AttentionShape { scale, softcap, window: None, causal: false };
+        let shape = AttentionShape { scale, softcap, window: None, causal: false, latent: false };
         let queries =
             self.q_proj.forward(x, kernels).reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
         let wanted = places.aligned.iter().filter(|(of, _)| *of == layer);

@@ -185,7 +185,7 @@ impl DecoderConfig {
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
         })
     }
 
@@ -274,6 +274,7 @@ impl Configured for DecoderConfig {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
             MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
             MixerConfig::DeltaNet(delta) => LayerNeed::Recurrent(delta.need()),
+            MixerConfig::Latent(latent) => latent.need(self.ropes.as_ref()),
         };
         self.blocks.iter().map(need).collect()
     }
@@ -390,7 +391,7 @@ impl CausalModel for Decoder {
     }
 
     fn reads_shared_buffers(&self) -> bool {
-        true
+        !self.config.blocks.iter().any(|block| matches!(block.mixer, MixerConfig::Latent(_)))
     }
 
     fn can_be_captured(&self) -> bool {

@@ -7,6 +7,7 @@ pub(crate) mod cross_attention;
 pub(crate) mod decoder;
 pub(crate) mod delta_net;
 pub(crate) mod experts;
+pub(crate) mod latent;
 pub(crate) mod linear;
 pub(crate) mod mamba;
 pub(crate) mod mlp;

@@ -147,13 +147,21 @@ pub(crate) struct ByHead {
     pub(crate) heads: usize,
     /// Names of the parts, and the numbers of their rows per head.
     pub(crate) parts: Vec<(&'static str, usize)>,
+    /// A part that is needed a second time, with the matrix of each head transposed, and the name for that.
+    pub(crate) transposed: Option<(&'static str, &'static str)>,
+}
+
+impl ByHead {
+    pub(crate) fn new(heads: usize, parts: impl Into<Vec<(&'static str, usize)>>) -> Self {
+        Self { heads, parts: parts.into(), transposed: None }
+    }
 }
 
 impl fmt::Display for StoredOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Transposed => f.write_str("a transposed matrix"),
-            Self::ByHead(ByHead { heads, parts }) => {
+            Self::ByHead(ByHead { heads, parts, .. }) => {
                 let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
                 write!(f, "a matrix of {heads} heads with {rows} rows each")
             }
@@ -232,6 +240,11 @@ impl DecoderConfig {
             _ => None,
         });
         let plain = plain.unwrap_or(["fc1", "fc2"]).map(|name| name.rsplit('.').next().unwrap_or(name));
+        let latent = |block: &super::block::BlockConfig| match block.mixer {
+            MixerConfig::Latent(latent) => Some(latent.bias),
+            _ => None,
+        };
+        let latent = self.blocks.iter().find_map(latent).unwrap_or(false);
         let biased = self.mlp.bias || experts.is_some_and(|experts| experts.bias);
         let router = experts.filter(|experts| !experts.bias).map(|experts| experts.names.router);
         let mut modules: Vec<&'static str> = router.into_iter().collect();
@@ -239,7 +252,8 @@ impl DecoderConfig {
             (self.head_bias, &[self.names.head][..]),
             (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", fused]),
             (any(|attention| attention.qkv_bias && attention.k_bias), &["k_proj"]),
-            (any(|attention| attention.o_bias), &[o_name]),
+            (any(|attention| attention.o_bias) || latent, &[o_name]),
+            (latent, &["q_a_proj", "kv_a_proj_with_mqa"]),
             (biased, &FEED_FORWARD),
             (self.mlp.bias, &plain),
         ] {

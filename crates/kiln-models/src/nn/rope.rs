@@ -85,6 +85,16 @@ impl RopeParameters {
         self
     }
 
+    /// Returns the factor of the scores of latent attention, which stretched positions enlarge.
+    pub(crate) fn score_factor(&self) -> f64 {
+        match (self.mscale_all_dim, self.factor) {
+            (Some(all), Some(factor)) if all != 0.0 && self.kind() != "default" => {
+                magnitude(factor, all).powi(2)
+            }
+            _ => 1.0,
+        }
+    }
+
     /// Parameters of Ministral 3 if the config has none.
     pub(crate) fn ministral3() -> Self {
         Self {
@@ -498,10 +508,16 @@ fn yarn(
 
 /// Returns YaRN's factor for cosines and sines, for configs that do not state it.
 fn yarn_scaling(parameters: &RopeParameters, factor: f64) -> f64 {
-    let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let mscale = |m: f64| magnitude(factor, m);
     match (parameters.mscale, parameters.mscale_all_dim) {
         // Zero counts as absent.
         (Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(m) / mscale(all),
         _ => mscale(1.0),
     }
+}
+
+/// Magnitude of sines and cosines when positions are stretched by `factor` (`yarn_get_mscale` of
+/// transformers).
+fn magnitude(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }

@@ -1,4 +1,4 @@
-//! What mixers with states have in common: taking their memory, and convolving.
+//! Parts of mixers with states: taking the memory, and convolving.
 
 use burn::tensor::Tensor;
 use kiln_core::{
@@ -22,7 +22,7 @@ pub(super) struct States<'a, const N: usize> {
     rings: Vec<Option<[Tensor<4>; N]>>,
 }
 
-/// What a part of a layer scans.
+/// Inputs of a scan over a part of a layer.
 #[derive(Debug)]
 pub(super) struct Scanned<'a, const N: usize> {
     pub(super) frame: &'a Frame,

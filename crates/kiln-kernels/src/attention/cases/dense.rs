@@ -45,6 +45,8 @@ struct Given {
     head_dim: usize,
     /// Width of values, if it is not that of keys.
     width: Option<usize>,
+    /// Whether each key is followed by its value.
+    latent: bool,
     first: usize,
     start: usize,
     origin: usize,
@@ -78,6 +80,7 @@ const STEP: Given = Given {
     slots: 64,
     head_dim: 64,
     width: None,
+    latent: false,
     first: 40,
     start: 0,
     origin: 0,
@@ -115,6 +118,13 @@ fn all() -> Vec<Given> {
             cases.push(Given { head_dim, ..base });
             cases.push(Given { head_dim, batch: 3, group: 4, pad: Some(3), softcap: Some(2.5), ..base });
         }
+    }
+    for base in [STEP, PROMPT, Given { new: 5, ..STEP }, long(1), long(33)] {
+        let base = Given { batch: 2, kv_heads: 1, group: 4, latent: true, ..base };
+        for (head_dim, width) in [(40, 24), (576, 512), (9, 8), (24, 12)] {
+            cases.push(Given { head_dim, width: Some(width), pad: Some(3), ..base });
+        }
+        cases.push(Given { head_dim: 48, width: Some(32), softcap: Some(2.5), kv: Swapped(1, 2), ..base });
     }
     for group in [1, 2, 4, 7] {
         for new in [1, 2, 5, 33, 130] {
@@ -331,7 +341,8 @@ impl Given {
                 numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
             }
         };
-        [queries, buffer(head_dim), buffer(self.width())]
+        let of_keys = if self.latent { head_dim - self.width() } else { head_dim };
+        [queries, buffer(of_keys), buffer(self.width())]
     }
 
     /// Width of values.
@@ -340,8 +351,8 @@ impl Given {
     }
 
     fn shape(&self) -> AttentionShape {
-        let Self { head_dim, softcap, sharpness, window, causal, .. } = *self;
-        AttentionShape { scale: sharpness * (head_dim as f64).powf(-0.5), softcap, window, causal }
+        let Self { head_dim, softcap, sharpness, window, causal, latent, .. } = *self;
+        AttentionShape { scale: sharpness * (head_dim as f64).powf(-0.5), softcap, window, causal, latent }
     }
 
     fn inputs(&self, numbers: &mut Numbers) -> Attention {

@@ -35,6 +35,8 @@ struct Given {
     head_dim: usize,
     /// Width of values, if it is not that of keys.
     width: Option<usize>,
+    /// Whether each key is followed by its value.
+    latent: bool,
     /// Bits, group size and group direction of the keys and of the values.
     keys: (usize, usize, Along),
     values: (usize, usize, Along),
@@ -69,6 +71,7 @@ const STEP: Given = Given {
     new: 1,
     head_dim: 64,
     width: None,
+    latent: false,
     keys: (4, 32, Tokens),
     values: (4, 32, Channels),
     slots: 128,
@@ -169,6 +172,12 @@ fn all() -> Vec<Given> {
         cases.push(Given { batch: 2, group: 5, pad: Some(81), window: Some(30), head_dim: 12, ..base });
         cases.push(Given { keys: (2, 64, Channels), values: (3, 32, Tokens), softcap: Some(2.5), ..base });
     }
+    for (new, bits) in [(1, 8), (3, 4), (20, 4)] {
+        let base = Given { latent: true, batch: 2, kv_heads: 1, group: 4, new, recent: 60, ..STEP };
+        let [keys, values] = [Channels, Tokens].map(|along| (bits, 32, along));
+        cases.push(Given { head_dim: 96, width: Some(64), keys, values, ..base });
+        cases.push(Given { head_dim: 40, width: Some(32), keys: (bits, 8, Channels), pad: Some(3), ..base });
+    }
     // Long enough to be split.
     for (new, group) in [(1, 4), (5, 1), (33, 2)] {
         // For a prompt, each workgroup goes over all keys.
@@ -208,10 +217,11 @@ impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> AttentionPacked {
         let Self { batch, kv_heads, group, new, slots, recent, head_dim, .. } = *self;
         let q = numbers.tensor([batch, kv_heads * group, new, head_dim], Plain);
+        let of_keys = if self.latent { head_dim - self.width() } else { head_dim };
         let packing = |(bits, group, along)| Packing::new(bits, group, along).expect("it is possible");
         let (key_packing, value_packing) = (packing(self.keys), packing(self.values));
         let mut packed = |width, packing| numbers.packed([batch, kv_heads, slots, width], packing);
-        let (keys, values) = (packed(head_dim, key_packing), packed(self.width(), value_packing));
+        let (keys, values) = (packed(of_keys, key_packing), packed(self.width(), value_packing));
         let end = Tensor::<1, Int>::from_data([self.end as i32], numbers.device());
         let packed = PackedKv { keys, values, key_packing, value_packing, origin: self.origin, end };
 
@@ -226,7 +236,7 @@ impl Given {
             numbers.tensor_where(shape, Plain, |[row, _, slot, _]| used[row][slot])
         };
         let recent = DenseKv {
-            keys: buffer(head_dim),
+            keys: buffer(of_keys),
             values: buffer(self.width()),
             start: self.start,
             origin: self.recent_origin,
@@ -238,8 +248,8 @@ impl Given {
             visible_from: self.pad.map_or(0, |pad| row * pad),
         };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
-        let Self { softcap, window, causal, .. } = *self;
-        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal };
+        let Self { softcap, window, causal, latent, .. } = *self;
+        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal, latent };
         let sinks = self.sinks.then(|| numbers.float32([kv_heads * group]));
         AttentionPacked { q, packed, recent, positions, shape, sinks }
     }

@@ -45,7 +45,9 @@ pub(super) fn dense(
         return None;
     }
     let positions = numbers(positions);
-    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect(), None, sinks)
+    let latent = chain.first().is_some_and(|buffers| buffers.shape.latent);
+    let chain = chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect();
+    attend_any(q, chain, None, sinks, latent)
 }
 
 /// Dense keys and values.
@@ -91,7 +93,7 @@ pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     });
     let packings = [kv.key_packing, kv.value_packing];
     let packed = Packed { tensors, packings, places: packed_places, slots: held };
-    attend_any(q, vec![recent], Some(packed), sinks.as_ref())
+    attend_any(q, vec![recent], Some(packed), sinks.as_ref(), shape.latent)
 }
 
 /// Packed keys and values.
@@ -112,11 +114,12 @@ fn attend_any(
     dense: Vec<Dense>,
     packed: Option<Packed>,
     sinks: Option<&Tensor<1>>,
+    latent: bool,
 ) -> Option<Tensor<4>> {
     let (dtype, q) = (q.dtype(), primitive(q.clone()));
     let sinks: Option<Vec<f32>> = sinks.map(|sinks| primitive(sinks.clone()).into_data().iter().collect());
     let (packed, sinks) = (packed.as_ref(), sinks.as_deref());
-    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed, sinks), else return None);
+    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed, sinks, latent), else return None);
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 
@@ -125,6 +128,7 @@ fn attend<E: Storage>(
     dense: &[Dense],
     packed: Option<&Packed>,
     sinks: Option<&[f32]>,
+    latent: bool,
 ) -> TensorData {
     let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
     let [batch, heads, new, head_dim] = dims(q);
@@ -135,13 +139,13 @@ fn attend<E: Storage>(
     for Dense { tensors, places, slots } in dense {
         let [keys, values] = tensors.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
         let (places, slots) = (places.clone(), *slots);
-        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few });
+        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few, latent });
     }
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
         let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
             .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
         let (places, slots) = (places.clone(), *slots);
-        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few });
+        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few, latent });
     }
     let mut y = vec![E::default(); batch * heads * new * width];
 
@@ -297,6 +301,8 @@ struct Given<'a, E> {
     width: usize,
     /// Whether there are so few queries that none may depend on the others.
     are_few: bool,
+    /// Whether each key is followed by its value.
+    latent: bool,
 }
 
 impl<E> Given<'_, E> {

@@ -46,7 +46,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { given, block, keys, result } = self;
         let result = match (result, &given.keys, &given.values) {
-            (Mixed::Part(part), Source::Packed(k), Source::Packed(v)) if given.are_few => {
+            (Mixed::Part(part), Source::Packed(k), Source::Packed(v)) if given.are_few && !given.latent => {
                 return attend_few(given, [k, v], &block, keys, part);
             }
             (result, ..) => result,
@@ -81,7 +81,8 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             mixed: vec![0.0; rows * width],
         };
         let mut scores = vec![0.0; BLOCK * columns];
-        let (mut packed_keys, mut packed_values) = (Vec::new(), Vec::new());
+        let (mut packed_keys, mut packed_values, mut both) = (Vec::new(), Vec::new(), Vec::new());
+        let key_dim = if given.latent { dim - given.width } else { dim };
         let mut position = keys.start;
         while position < keys.end {
             let n = (BLOCK - position as usize % BLOCK).min((keys.end - position) as usize);
@@ -98,7 +99,17 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     continue;
                 }
                 let scores = &mut scores[part.start * columns..part.end * columns];
-                let vectors = given.keys.vectors(at, [n, dim, dim], &mut packed_keys);
+                let mut vectors = given.keys.vectors(at, [n, key_dim, key_dim], &mut packed_keys);
+                if given.latent {
+                    let values = given.values.vectors(at, [n, given.width, given.width], &mut packed_values);
+                    both.resize(n * dim, 0.0);
+                    for (i, both) in both.chunks_exact_mut(dim).enumerate() {
+                        let (key, value) = both.split_at_mut(key_dim);
+                        key.copy_from_slice(&vectors.numbers[i * vectors.stride..][..key_dim]);
+                        value.copy_from_slice(&values.numbers[i * values.stride..][..given.width]);
+                    }
+                    vectors = Vectors { numbers: &both, stride: dim };
+                }
                 if few {
                     score_few(simd, vectors, &queries, scores, [n, dim, rows, columns]);
                 } else {

@@ -4,7 +4,7 @@
 
 mod host;
 
-use burn::tensor::{Int, Tensor, activation::sigmoid};
+use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 use kiln_core::{Result, model::ExpertTraffic};
 use kiln_kernels::{
     ExpertLinear, Gate, Gated, Groups, Kernels, MatrixStack, Route, Routing, Scores, WeightedSum,
@@ -16,7 +16,7 @@ use super::{
     linear::Linear,
     mlp::{GatedMlp, MlpConfig},
 };
-use crate::{ConfigFile, Part, Weights};
+use crate::{ConfigFile, Part, Rows, Weights};
 
 /// Settings of a mixture of experts. The rest is in [`MlpConfig`].
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,8 @@ pub(crate) struct ExpertsConfig {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouterConfig {
     pub(crate) scores: Scores,
+    /// Whether logits are computed in float32, whatever the type of the weights.
+    pub(crate) float32: bool,
     /// Whether the weights of a token's experts are divided by their sum.
     pub(crate) normalised: bool,
     /// Name of a tensor beside the router's that is added to scores to choose experts.
@@ -52,7 +54,14 @@ pub(crate) struct RouterConfig {
 impl RouterConfig {
     /// Creates the choice by the softmax of all logits.
     pub(crate) fn softmax(normalised: bool) -> Self {
-        Self { scores: Scores::Softmax, normalised, correction: None, groups: None, scale: 1.0 }
+        Self {
+            scores: Scores::Softmax,
+            float32: false,
+            normalised,
+            correction: None,
+            groups: None,
+            scale: 1.0,
+        }
     }
 }
 
@@ -277,8 +286,14 @@ impl Experts {
             }
         };
         let of_all: Vec<_> = (0..experts).map(expert).collect();
-        let router =
-            Linear::load(weights, &format!("{name}.{}", names.router), [hidden, experts], config.bias)?;
+        let router = format!("{name}.{}", names.router);
+        let router = match config.router.float32 {
+            true => {
+                let numbers = weights.float32(&format!("{router}.weight"), &[experts, hidden])?;
+                Linear::from(Rows::from(numbers.reshape([experts, hidden])))
+            }
+            false => Linear::load(weights, &router, [hidden, experts], config.bias)?,
+        };
         let correction = config
             .router
             .correction
@@ -357,8 +372,9 @@ impl Experts {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let ExpertsConfig { chosen, router, .. } = self.config;
-        let RouterConfig { scores, normalised, groups, scale, .. } = router;
-        let logits = self.router.forward(x.clone(), kernels);
+        let RouterConfig { scores, float32, normalised, groups, scale, .. } = router;
+        let routed = if float32 { x.clone().cast(DType::F32) } else { x.clone() };
+        let logits = self.router.forward(routed, kernels);
         let Routing { experts, weights } = kernels.run(Route {
             logits,
             chosen,

@@ -1,0 +1,261 @@
+//! Multi-head latent attention (DeepSeek-AI, 2024, <https://arxiv.org/abs/2405.04434>; transformers'
+//! `DeepseekV3Attention`): keys and values of all heads are products of one small vector per token, the
+//! latent, beside a rotated key that all heads share. The cache holds these two alone.
+//!
+//! Few queries attend to the latents themselves: the matrix that would make keys of them is applied to the
+//! queries, and the one that would make values of them to the results. For the queries of a prompt, keys and
+//! values are made, because these are narrower.
+
+use burn::tensor::{DType, Int, Tensor};
+use kiln_core::{
+    Error, Result,
+    layer::Positions,
+    model_cache::BlockKeys,
+    need::{AttentionNeed, LayerNeed, Stream},
+    view::{DenseKv, KvView},
+};
+use kiln_kernels::{AttentionShape, ExpertLinear, INVARIANT_UP_TO, Kernels, MatrixStack, Rotary};
+
+use super::{
+    attention::attend,
+    linear::Linear,
+    norm::{Norm, NormKind, Normed},
+    places::{Frame, Places},
+    rope::{RopeKind, Ropes},
+};
+use crate::{Part, Weights};
+
+/// Settings of latent attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentConfig {
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    /// Numbers of the part of a key that is not rotated, and of the part that is.
+    pub(crate) key_dim: usize,
+    pub(crate) rotated_dim: usize,
+    pub(crate) value_dim: usize,
+    /// Numbers in a latent.
+    pub(crate) rank: usize,
+    /// Numbers in the vector that queries are products of; `None` if they are products of the hidden state.
+    pub(crate) query_rank: Option<usize>,
+    /// Whether the projections to latents, and the output projection, have biases.
+    pub(crate) bias: bool,
+    /// Factor of the scores.
+    pub(crate) scale: f64,
+}
+
+/// Epsilon of the norms of latents, whatever the config says.
+const EPS: f64 = 1e-6;
+
+impl LatentConfig {
+    /// Memory of a token: the rotated key, and the latent in place of a value.
+    pub(crate) fn need(&self, ropes: Option<&Ropes>) -> LayerNeed {
+        LayerNeed::Attention(AttentionNeed {
+            keys: Stream { heads: 1, width: self.rotated_dim },
+            values: Stream { heads: 1, width: self.rank },
+            window: None,
+            rotary: ropes.map(|ropes| ropes.of(RopeKind::Full).need()),
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct LatentAttention {
+    /// Projections to queries, or to the vectors that they are products of, and to the latent and the rotated
+    /// key, stacked.
+    in_proj: Linear,
+    /// Norm and projection of the vectors that queries are products of.
+    queries: Option<(Norm, Linear)>,
+    latent_norm: Norm,
+    /// `[heads, rank, key_dim]`: takes queries to the latents.
+    into_latents: MatrixStack,
+    /// `[heads, value_dim, rank]`: makes values of latents.
+    values: MatrixStack,
+    /// Projections of latents to keys and to values of all heads.
+    key_proj: Linear,
+    value_proj: Linear,
+    o_proj: Linear,
+    config: LatentConfig,
+}
+
+impl LatentAttention {
+    pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: LatentConfig) -> Result<Self> {
+        let LatentConfig { hidden, heads, key_dim, rotated_dim, value_dim, rank, query_rank, bias, .. } =
+            config;
+        let part = |part: &str| format!("{name}.{part}");
+        let norm = NormKind::rms(EPS);
+        let queries = heads * (key_dim + rotated_dim);
+        let (of_queries, width) = match query_rank {
+            Some(rank) => (part("q_a_proj"), rank),
+            None => (part("q_proj"), queries),
+        };
+        let parts = [(&*of_queries, width), (&*part("kv_a_proj_with_mqa"), rank + rotated_dim)];
+        let has_bias = |name: &str| bias && (query_rank.is_some() || name != of_queries);
+        let in_proj = Linear::stacked_where(weights, &parts, hidden, has_bias)?;
+        let queries = match query_rank {
+            Some(rank) => Some((
+                Norm::load(weights, &part("q_a_layernorm"), rank, norm)?,
+                Linear::load(weights, &part("q_b_proj"), [rank, queries], false)?,
+            )),
+            None => None,
+        };
+        let latent_norm = Norm::load(weights, &part("kv_a_layernorm"), rank, norm)?;
+        let of = |name: &str, rows| Part::new(part(name), rows);
+        let into_latents =
+            weights.stack(&[of("k_b_proj_transposed.weight", heads * rank)], [heads, rank, key_dim])?;
+        let values = weights.stack(&[of("v_b_proj.weight", heads * value_dim)], [heads, value_dim, rank])?;
+        Ok(Self {
+            in_proj,
+            queries,
+            latent_norm,
+            into_latents,
+            values,
+            key_proj: Linear::load(weights, &part("k_b_proj"), [rank, heads * key_dim], false)?,
+            value_proj: Linear::load(weights, &part("v_b_proj"), [rank, heads * value_dim], false)?,
+            o_proj: Linear::load(weights, &part("o_proj"), [heads * value_dim, hidden], bias)?,
+            config,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let of_queries = self.queries.as_ref().map_or(0, |(norm, linear)| norm.bytes() + linear.bytes());
+        let linears = [&self.in_proj, &self.key_proj, &self.value_proj, &self.o_proj];
+        let stacks = [&self.into_latents, &self.values];
+        linears.into_iter().map(Linear::bytes).sum::<usize>()
+            + stacks.into_iter().map(MatrixStack::bytes).sum::<usize>()
+            + of_queries
+            + self.latent_norm.bytes()
+    }
+
+    /// Applies attention to vectors that are not normed yet, and adds `residual` if there is one.
+    ///
+    /// # Shapes
+    /// All tensors are `[batch, tokens, hidden]`, or `[1, tokens, hidden]` in a flat pass.
+    pub(crate) fn forward(
+        &self,
+        residual: Option<Tensor<3>>,
+        normed: Normed<'_>,
+        places: &mut Places<'_>,
+        keys: BlockKeys<'_>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let LatentConfig { heads, key_dim, rotated_dim, rank, query_rank, .. } = self.config;
+        let BlockKeys::Apart(parts) = keys else {
+            return Err(Error::Execution("latents are in a buffer that rows share".to_owned()));
+        };
+        let frames: Vec<Frame> = parts.iter().map(|part| places.frame(part)).collect();
+        let tables = places.rotary(&frames, Some(RopeKind::Full));
+        let pairs = places.pairs(Some(RopeKind::Full));
+
+        let [batch, tokens, _] = normed.x.dims();
+        let all = self.in_proj.forward(normed.compute(kernels), kernels);
+        let width = query_rank.unwrap_or(heads * (key_dim + rotated_dim));
+        let of_queries = all.clone().narrow(2, 0, width);
+        let queries = match &self.queries {
+            Some((norm, linear)) => linear.forward(norm.forward(of_queries, kernels), kernels),
+            None => of_queries,
+        };
+        let latents = self.latent_norm.forward(all.clone().narrow(2, width, rank), kernels);
+        let latents = latents.reshape([batch, 1, tokens, rank]);
+        let keys = all.narrow(2, width + rank, rotated_dim).reshape([batch, 1, tokens, rotated_dim]);
+        let queries = queries.reshape([batch, tokens, heads, key_dim + rotated_dim]).swap_dims(1, 2);
+        let rotate = |x: Tensor<4>| match &tables {
+            Some((cos, sin)) => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone(), pairs }),
+            None => x,
+        };
+        let rotated = rotate(queries.clone().narrow(3, key_dim, rotated_dim));
+        let queries = queries.narrow(3, 0, key_dim);
+        let keys = rotate(keys);
+
+        let mut mixed = Vec::with_capacity(parts.len());
+        for (part, frame) in parts.into_iter().zip(&frames) {
+            if frame.new_tokens() == 0 {
+                continue;
+            }
+            let positions = places.positions(std::slice::from_ref(frame));
+            let [queries, rotated, keys, latents] =
+                [&queries, &rotated, &keys, &latents].map(|x| frame.own_heads(x));
+            let view = part.layer.update(keys, latents, &positions)?;
+            mixed.push(self.attend([queries, rotated], view, positions, kernels));
+        }
+        Ok(self.o_proj.forward_onto(residual, places.joined_heads(mixed), kernels))
+    }
+
+    /// Attends with queries, of which the second part is rotated, to the keys and latents of a view.
+    ///
+    /// # Shapes
+    /// `[batch, heads, tokens, width]`
+    fn attend(
+        &self,
+        [queries, rotated]: [Tensor<4>; 2],
+        view: KvView,
+        positions: Positions,
+        kernels: &Kernels,
+    ) -> Tensor<4> {
+        let shape = AttentionShape {
+            scale: self.config.scale,
+            softcap: None,
+            window: None,
+            causal: true,
+            latent: false,
+        };
+        let chain = match view {
+            KvView::Dense(kv) => vec![kv],
+            KvView::Chained(chain) => chain,
+            // Packed latents are unpacked where they are used.
+            packed => return self.attend_latents([queries, rotated], packed, positions, shape, kernels),
+        };
+        if queries.dims()[2] <= INVARIANT_UP_TO {
+            let view = KvView::Chained(chain);
+            return self.attend_latents([queries, rotated], view, positions, shape, kernels);
+        }
+        let end = positions.on_host.iter().map(|row| row.first + queries.dims()[2]).max().unwrap_or(0);
+        let chain = chain.into_iter().map(|kv| self.expanded(kv, end, kernels)).collect();
+        let queries = Tensor::cat(vec![rotated, queries], 3);
+        attend(queries, KvView::Chained(chain), positions, shape, None, kernels)
+    }
+
+    /// Attends to latents themselves.
+    fn attend_latents(
+        &self,
+        [queries, rotated]: [Tensor<4>; 2],
+        view: KvView,
+        positions: Positions,
+        shape: AttentionShape,
+        kernels: &Kernels,
+    ) -> Tensor<4> {
+        let queries = by_head(queries, &self.into_latents, kernels);
+        let queries = Tensor::cat(vec![rotated, queries], 3);
+        let shape = AttentionShape { latent: true, ..shape };
+        by_head(attend(queries, view, positions, shape, None, kernels), &self.values, kernels)
+    }
+
+    /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out.
+    fn expanded(&self, kv: DenseKv, end: usize, kernels: &Kernels) -> DenseKv {
+        let LatentConfig { heads, key_dim, value_dim, rank, rotated_dim, .. } = self.config;
+        let all = kv.keys.dims()[2];
+        // A ring that has wrapped has no free slots.
+        let used = if kv.start <= kv.origin { end.saturating_sub(kv.origin).clamp(1, all) } else { all };
+        let (rotated, latents) = (kv.keys.narrow(2, 0, used), kv.values.narrow(2, 0, used));
+        let batch = latents.dims()[0];
+        let latents = latents.reshape([batch, used, rank]);
+        let of_heads = |linear: &Linear, width| {
+            let all = linear.forward(latents.clone(), kernels);
+            all.reshape([batch, used, heads, width]).swap_dims(1, 2)
+        };
+        let keys = of_heads(&self.key_proj, key_dim);
+        let rotated = rotated.cast(keys.dtype()).expand([batch, heads, used, rotated_dim]);
+        let values = of_heads(&self.value_proj, value_dim);
+        DenseKv { keys: Tensor::cat(vec![rotated, keys], 3), values, ..kv }
+    }
+}
+
+/// Multiplies the vectors of each head, `[batch, heads, tokens, in]`, by the matrix of the head.
+fn by_head(x: Tensor<4>, weight: &MatrixStack, kernels: &Kernels) -> Tensor<4> {
+    let [batch, heads, tokens, _] = x.dims();
+    // Not numbers from the host: a captured step must not upload.
+    let numbers = Tensor::<1, Int>::ones([heads], (&x.device(), DType::I32)).cumsum(0) - 1;
+    let experts = numbers.reshape([1, 1, heads]).expand([batch, tokens, heads]);
+    let y = kernels.run(ExpertLinear { x: x.swap_dims(1, 2), weight: weight.clone(), experts });
+    y.swap_dims(1, 2)
+}
