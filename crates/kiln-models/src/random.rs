@@ -6,7 +6,7 @@ use burn::tensor::{DType, Distribution, Tensor};
 use kiln_core::{Result, budget::Claim, stages::Stages};
 use kiln_kernels::Placement;
 
-use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, weights::read_now};
+use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second, weights::read_now};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
@@ -45,8 +45,13 @@ impl Weights for RandomWeights {
         Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
 
-    fn dense_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
-        self.noise([range.len(), width])
+    fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
+        let counted = self.elements;
+        let matrix = self.noise([range.len(), width])?;
+        if parts.iter().all(|part| is_second(&part.name)) {
+            self.elements = counted;
+        }
+        Ok(matrix)
     }
 
     fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {

@@ -13,7 +13,7 @@ use super::{
     locate::{Locator, Piece},
     upload::Uploader,
 };
-use crate::{HostMatrix, LoadTarget, Part, Weights};
+use crate::{HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
 
 /// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
@@ -81,7 +81,7 @@ impl<'a> Loader<'a> {
     /// is loaded twice if it is on another device.
     fn count(&mut self, pieces: &[Piece<'_>]) {
         for piece in pieces {
-            if self.loaded.insert(piece.name.to_owned()) {
+            if self.loaded.insert(piece.name.to_owned()) && !is_second(piece.name) {
                 self.parameters += piece.of as u64 * piece.columns as u64;
             }
         }

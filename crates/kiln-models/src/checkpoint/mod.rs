@@ -46,7 +46,7 @@ use self::{
     quantized::Method,
     view::{LastRead, View},
 };
-use crate::{ConfigFile, config::read_json};
+use crate::{ConfigFile, config::read_json, nn::names::is_second};
 
 /// The file that names the shard of each tensor.
 const INDEX: &str = "model.safetensors.index.json";
@@ -233,7 +233,7 @@ impl Checkpoint {
     /// Returns the number of elements and of bytes per dtype name.
     pub fn by_dtype(&self) -> BTreeMap<String, (u64, u64)> {
         let mut sums = BTreeMap::<String, (u64, u64)>::new();
-        for entry in self.tensors.values() {
+        for (_, entry) in self.tensors.iter().filter(|(name, _)| !is_second(name)) {
             let sum = sums.entry(entry.stored.to_string()).or_default();
             sum.0 += entry.elements();
             sum.1 += entry.bytes();

@@ -71,9 +71,8 @@ pub(crate) struct LatentAttention {
     into_latents: MatrixStack,
     /// `[heads, value_dim, rank]`: makes values of latents.
     values: MatrixStack,
-    /// Projections of latents to keys and to values of all heads.
+    /// Projection of latents to the keys of all heads.
     key_proj: Linear,
-    value_proj: Linear,
     o_proj: Linear,
     config: LatentConfig,
 }
@@ -111,7 +110,6 @@ impl LatentAttention {
             into_latents,
             values,
             key_proj: Linear::load(weights, &part("k_b_proj"), [rank, heads * key_dim], false)?,
-            value_proj: Linear::load(weights, &part("v_b_proj"), [rank, heads * value_dim], false)?,
             o_proj: Linear::load(weights, &part("o_proj"), [heads * value_dim, hidden], bias)?,
             config,
         })
@@ -119,7 +117,7 @@ impl LatentAttention {
 
     pub(crate) fn bytes(&self) -> usize {
         let of_queries = self.queries.as_ref().map_or(0, |(norm, linear)| norm.bytes() + linear.bytes());
-        let linears = [&self.in_proj, &self.key_proj, &self.value_proj, &self.o_proj];
+        let linears = [&self.in_proj, &self.key_proj, &self.o_proj];
         let stacks = [&self.into_latents, &self.values];
         linears.into_iter().map(Linear::bytes).sum::<usize>()
             + stacks.into_iter().map(MatrixStack::bytes).sum::<usize>()
@@ -224,35 +222,33 @@ impl LatentAttention {
         shape: AttentionShape,
         kernels: &Kernels,
     ) -> Tensor<4> {
-        let queries = by_head(queries, &self.into_latents, kernels);
+        let heads = self.config.heads;
+        let queries = by_head(queries, heads, &self.into_latents, kernels);
         let queries = Tensor::cat(vec![rotated, queries], 3);
         let shape = AttentionShape { latent: true, ..shape };
-        by_head(attend(queries, view, positions, shape, None, kernels), &self.values, kernels)
+        let mixed = attend(queries, view, positions, shape, None, kernels);
+        by_head(mixed, heads, &self.values, kernels)
     }
 
     /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out.
     fn expanded(&self, kv: DenseKv, end: usize, kernels: &Kernels) -> DenseKv {
-        let LatentConfig { heads, key_dim, value_dim, rank, rotated_dim, .. } = self.config;
+        let LatentConfig { heads, key_dim, rank, rotated_dim, .. } = self.config;
         let all = kv.keys.dims()[2];
         // A ring that has wrapped has no free slots.
         let used = if kv.start <= kv.origin { end.saturating_sub(kv.origin).clamp(1, all) } else { all };
         let (rotated, latents) = (kv.keys.narrow(2, 0, used), kv.values.narrow(2, 0, used));
         let batch = latents.dims()[0];
-        let latents = latents.reshape([batch, used, rank]);
-        let of_heads = |linear: &Linear, width| {
-            let all = linear.forward(latents.clone(), kernels);
-            all.reshape([batch, used, heads, width]).swap_dims(1, 2)
-        };
-        let keys = of_heads(&self.key_proj, key_dim);
+        let keys = self.key_proj.forward(latents.clone().reshape([batch, used, rank]), kernels);
+        let keys = keys.reshape([batch, used, heads, key_dim]).swap_dims(1, 2);
         let rotated = rotated.cast(keys.dtype()).expand([batch, heads, used, rotated_dim]);
-        let values = of_heads(&self.value_proj, value_dim);
+        let values = by_head(latents, heads, &self.values, kernels);
         DenseKv { keys: Tensor::cat(vec![rotated, keys], 3), values, ..kv }
     }
 }
 
-/// Multiplies the vectors of each head, `[batch, heads, tokens, in]`, by the matrix of the head.
-fn by_head(x: Tensor<4>, weight: &MatrixStack, kernels: &Kernels) -> Tensor<4> {
-    let [batch, heads, tokens, _] = x.dims();
+/// Multiplies the vectors of each head, `[batch, heads or 1, tokens, in]`, by the matrix of the head.
+fn by_head(x: Tensor<4>, heads: usize, weight: &MatrixStack, kernels: &Kernels) -> Tensor<4> {
+    let [batch, _, tokens, _] = x.dims();
     // Not numbers from the host: a captured step must not upload.
     let numbers = Tensor::<1, Int>::ones([heads], (&x.device(), DType::I32)).cumsum(0) - 1;
     let experts = numbers.reshape([1, 1, heads]).expand([batch, tokens, heads]);

@@ -151,6 +151,11 @@ pub(crate) struct ByHead {
     pub(crate) transposed: Option<(&'static str, &'static str)>,
 }
 
+/// Whether a tensor is another one transposed ([`ByHead::transposed`]), and so no parameter of its own.
+pub(crate) fn is_second(name: &str) -> bool {
+    name.ends_with("_transposed.weight")
+}
+
 impl ByHead {
     pub(crate) fn new(heads: usize, parts: impl Into<Vec<(&'static str, usize)>>) -> Self {
         Self { heads, parts: parts.into(), transposed: None }
