@@ -62,6 +62,13 @@ impl States {
     }
 }
 
+impl Progress<Counts> {
+    /// Number of latest tokens that the older state has not seen.
+    fn journaled(&self) -> usize {
+        self.seq_len.saturating_sub(self.counts.older)
+    }
+}
+
 impl Recurrent {
     /// Creates new rings. Slots are never read before they are written.
     fn rings(&self, rows: usize, history: usize, dtype: DType, device: &Device) -> Rings {
@@ -72,9 +79,11 @@ impl Recurrent {
         self.need.rings.iter().map(ring).collect()
     }
 
-    /// Moves the entries of `rings` to rings with as many slots as `slots` returns.
-    fn resized(&self, at: &Progress<Counts>, rings: Rings, slots: impl Fn(&RingNeed) -> usize) -> Rings {
-        let new = |(ring, need): (Tensor<4>, &RingNeed)| moved(ring, slots(need), need.latest(at.seq_len));
+    /// Moves the entries of `rings` to rings with as many slots as truncating `history` tokens needs.
+    fn resized(&self, at: &Progress<Counts>, rings: Rings, history: usize) -> Rings {
+        let new = |(ring, need): (Tensor<4>, &RingNeed)| {
+            moved(ring, Self::slots(at, need, history), need.latest(at.seq_len))
+        };
         rings.into_iter().zip(&self.need.rings).map(new).collect()
     }
 
@@ -92,10 +101,11 @@ impl Recurrent {
         at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(most));
     }
 
-    /// Returns the number of slots of a ring in a file.
-    fn trimmed_slots(&self, at: &Progress<Counts>, ring: &RingNeed) -> usize {
-        let journaled = ring.entries == RingEntries::Journal;
-        ring.slots(if journaled { at.seq_len.saturating_sub(at.counts.older) } else { 0 })
+    /// Returns the number of slots of a ring that can be truncated by `history` tokens. A journal always has
+    /// room for the tokens that the older state has not seen.
+    fn slots(at: &Progress<Counts>, ring: &RingNeed, history: usize) -> usize {
+        let journaled = if ring.entries == RingEntries::Journal { at.journaled() } else { 0 };
+        ring.slots(history.max(journaled))
     }
 }
 
@@ -164,7 +174,7 @@ impl Policy for Recurrent {
     /// A file is for continuing a sequence, not for truncating it.
     fn trim(&self, at: &mut Progress<Counts>, states: &mut States) -> Result<()> {
         if let Some(rings) = states.take()? {
-            let rings = self.resized(at, rings, |ring| self.trimmed_slots(at, ring));
+            let rings = self.resized(at, rings, 0);
             states.rings.iter_mut().zip(rings).for_each(|(slot, ring)| slot.set(ring));
         }
         states.forget_before();
@@ -179,7 +189,7 @@ impl Policy for Recurrent {
         check(at.counts.older <= if has_journal { at.seq_len } else { 0 })?;
         let fits = |(slot, need): (&Slot<Tensor<4>>, &RingNeed)| match slot.outlines().first() {
             Some((shape, dtype)) => {
-                let wanted = [need.groups, self.trimmed_slots(at, need), need.width];
+                let wanted = [need.groups, Self::slots(at, need, 0), need.width];
                 let is_float32 = !need.is_float32() || *dtype == DType::F32;
                 at.seq_len > 0 && matches!(**shape, [_, g, s, w] if [g, s, w] == wanted) && is_float32
             }
@@ -206,7 +216,7 @@ impl StateLayer for Memory<Recurrent> {
         };
         let grows = |(ring, need): (&Tensor<4>, &RingNeed)| ring.dims()[2] < need.slots(at.history);
         if rings.iter().zip(&policy.need.rings).any(grows) {
-            rings = policy.resized(at, rings, |ring| ring.slots(at.history));
+            rings = policy.resized(at, rings, at.history);
         }
         if tokens > at.history {
             // The rings that are handed out are then copied when they are written.
@@ -231,7 +241,7 @@ impl StateLayer for Memory<Recurrent> {
     }
 
     fn journaled(&self) -> usize {
-        self.at.seq_len.saturating_sub(self.at.counts.older)
+        self.at.journaled()
     }
 
     /// A recording keeps its buffers, so it cannot be replayed with an offloaded memory, with rings that are

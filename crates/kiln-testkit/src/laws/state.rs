@@ -197,6 +197,9 @@ pub fn state_conforms(need: &RecurrentNeed, build: &dyn Fn() -> Box<dyn StateLay
     let mut restored = Fed { layer: build(), need, numbers: fed.numbers.clone(), device };
     restored.layer.restore(saved.clone()).unwrap();
     restored.check([10.0, 1.0], "restored");
+    // A shorter history is promised than before.
+    restored.layer.keep_history(1);
+    restored.check([10.0, 1.0], "restored, and promised");
     fed.layer.reset();
     fed.numbers.clear();
     fed.feed(&numbers(0..3));
