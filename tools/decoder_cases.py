@@ -12,7 +12,7 @@ import sys
 
 import torch
 import transformers
-from recorder import VOCAB, Recorder, ids, left_padded
+from recorder import VOCAB, Recorder
 from safetensors.torch import load_file, save_file
 
 recorder = Recorder(sys.argv[1])
@@ -130,11 +130,6 @@ for seed, (name, cls, settings) in enumerate(models, 201):
     made = recorder.model(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, name, seed)
     if "mxfp4" in name:
         store_in_mxfp4(made, os.path.join(sys.argv[1], "models", name))
-    recorder.generate(made, name, "greedy", ids(9, 6), new=8)
-    recorder.generate(made, name, "greedy_long", ids(45, 7), new=6)
-    recorder.generate(made, name, "leftpad_b2", *left_padded(), new=6)
-    recorder.forward(made, name, "chunked_dynamic", torch.split(ids(40, 10), [21, 7, 1, 11], dim=1))
-    if "other" not in name:
-        recorder.generate(made, name, "beam3", ids(6, 9), new=6, num_beams=3)
+    recorder.usual(made, name, long=45)
 
 recorder.write()

@@ -8,9 +8,8 @@ one leaves out. Some prompts are longer than the chunks in which Transformers sc
 
 import sys
 
-import torch
 import transformers
-from recorder import VOCAB, Recorder, ids, left_padded
+from recorder import VOCAB, Recorder
 
 recorder = Recorder(sys.argv[1])
 
@@ -37,11 +36,6 @@ models = (
 for seed, (name, cls, settings) in enumerate(models, 331):
     config = getattr(transformers, f"{cls}Config")(**{**sizes, **settings})
     made = recorder.model(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, name, seed)
-    recorder.generate(made, name, "greedy", ids(9, 6), new=8)
-    recorder.generate(made, name, "greedy_long", ids(75, 7), new=6)
-    recorder.generate(made, name, "leftpad_b2", *left_padded(), new=6)
-    recorder.forward(made, name, "chunked_dynamic", torch.split(ids(40, 10), [21, 7, 1, 11], dim=1))
-    if "other" not in name:
-        recorder.generate(made, name, "beam3", ids(6, 9), new=6, num_beams=3)
+    recorder.usual(made, name, long=75)
 
 recorder.write()

@@ -119,6 +119,55 @@ impl Case {
         path
     }
 
+    /// Returns the numbers of a tensor of the checkpoint, in its order.
+    fn stored(&self, name: &str, shape: &[usize], heads: Heads, format: Format) -> Vec<f32> {
+        if let ("gpt_oss", Some((block, part))) = (self.model_type(), name.split_once(".mlp.experts.")) {
+            let block = block.replace("model.layers", "blk");
+            return self.stored_experts(&block, part, shape, format);
+        }
+        let known = name.replace("query_key_value", "q_proj").replace("embed_out", "lm_head");
+        let found = source(self.model_type(), &known, heads).unwrap();
+        let is_joined = known.contains("q_proj") && known != name;
+        let own = if is_joined { found.name.replace("attn_q.", "attn_qkv.") } else { found.name.clone() };
+        let (_, numbers) = self.numbers(&own, format);
+        let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
+        if self.model_type() == "gpt2" && name.contains(".c_") && shape.len() == 2 {
+            // The checkpoint has `[in, out]`.
+            return (0..rows * columns).map(|i| numbers[i % columns * rows + i / columns]).collect();
+        }
+        let first = found.rows(rows).unwrap().start;
+        let place = |row: usize| match is_joined {
+            // The checkpoint has all of the first head, then all of the second, and so on.
+            true => {
+                let each = rows / heads.heads / 3;
+                let (head, part, row) = (row / each / 3, row / each % 3, row % each);
+                (part * heads.heads + head) * each + row
+            }
+            false => first + found.undo.row(row, rows),
+        };
+        let row = |row: usize| &numbers[place(row) * columns..][..columns];
+        (0..rows).flat_map(row).map(|x| found.undo.number(*x)).collect()
+    }
+
+    /// Returns the numbers of a tensor of all experts of gpt-oss: `[experts, in, out]`, or `[experts, out]`,
+    /// in which gate and up alternate.
+    fn stored_experts(&self, block: &str, part: &str, shape: &[usize], format: Format) -> Vec<f32> {
+        let (part, kind) = match part.strip_suffix("_bias") {
+            Some(part) => (part, "bias"),
+            None => (part, "weight"),
+        };
+        let names = if part == "gate_up_proj" { vec!["gate", "up"] } else { vec!["down"] };
+        let of = |name: &&str| self.numbers(&format!("{block}.ffn_{name}_exps.{kind}"), format).1;
+        let parts: Vec<Vec<f32>> = names.iter().map(of).collect();
+        let (out, input) = (shape[shape.len() - 1], if shape.len() == 3 { shape[1] } else { 1 });
+        let number = |i: usize| {
+            let (expert, from, to) = (i / out / input, i / out % input, i % out);
+            let (own, row) = (&parts[to % parts.len()], expert * (out / parts.len()) + to / parts.len());
+            own[row * input + from]
+        };
+        (0..shape.iter().product()).map(number).collect()
+    }
+
     /// Creates a Hugging Face folder of the model.
     pub(crate) fn folder(&self, format: Format) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -127,19 +176,9 @@ impl Case {
         let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
         let mut tensors = BTreeMap::new();
         for (name, shape) in &self.checkpoint {
-            let found = source(self.model_type(), name, heads).unwrap();
-            let (_, numbers) = self.numbers(&found.name, format);
-            let rows = shape[0];
-            let columns: usize = shape[1..].iter().product();
-            let first = found.rows(rows).unwrap().start;
-            let row = |row: usize| &numbers[(first + found.undo.row(row, rows)) * columns..][..columns];
-            let mut ordered: Vec<f32> = (0..rows).flat_map(row).map(|x| found.undo.number(*x)).collect();
-            if self.model_type() == "gpt2" && name.contains(".c_") && shape.len() == 2 {
-                // The checkpoint has `[in, out]`.
-                ordered = (0..rows * columns).map(|i| numbers[i % columns * rows + i / columns]).collect();
-            }
-            let bytes = ordered.into_iter().flat_map(f32::to_le_bytes);
-            tensors.insert(name.clone(), (shape.clone(), bytes.collect::<Vec<u8>>()));
+            let numbers = self.stored(name, shape, heads, format).into_iter();
+            let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+            tensors.insert(name.clone(), (shape.clone(), bytes));
         }
         let views = tensors
             .iter()
@@ -185,9 +224,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
 
 #[test]
 fn gguf_files_give_the_logits_of_their_folders() {
-    // Checkpoints of these have matrices of several experts, or of queries, keys and values by head.
-    let others = ["gpt_oss", "gpt_neox"];
-    for case in cases().into_iter().filter(|case| !others.contains(&case.model_type())) {
+    for case in cases() {
         let files = tempfile::tempdir().unwrap();
         let (path, folder) = (case.gguf(&files, Format::F32), case.folder(Format::F32));
         for opened in devices() {

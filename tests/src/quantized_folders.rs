@@ -208,6 +208,24 @@ fn unquantized_modules_of_a_quantized_folder_are_read_as_they_are() {
 }
 
 #[test]
+fn packed_matrices_that_are_stored_in_another_order_are_errors() {
+    const PACKED: &str = "model.layers.1.self_attn.k_proj.";
+    const MODULE: &str = "model.layers.0.self_attn.q_proj.";
+    for case in ["nf4", "gptq", "awq", "ct_8"].map(case) {
+        // Its queries and gates are sorted by head.
+        let folder = copy_of("qwen3_5_text_other");
+        edit_config(folder.path(), |config| config["quantization_config"] = case.config.clone());
+        edit_tensors(folder.path(), |tensors| {
+            tensors.remove(&format!("{MODULE}weight"));
+            let own = case.tensors.iter().filter(|(name, _)| name.starts_with(PACKED));
+            tensors.extend(own.map(|(name, tensor)| (name.replace(PACKED, MODULE), tensor.clone())));
+        });
+        let error = refused(folder.path());
+        assert!(error.contains("is packed as") && error.contains("not quantized"), "{}: {error}", case.name);
+    }
+}
+
+#[test]
 fn unsupported_methods_are_errors_that_name_them() {
     let cases = [
         (json!({"quant_method": "hqq"}), "were quantized by hqq"),

@@ -356,6 +356,26 @@ impl ConfigFile {
         }
     }
 
+    /// Returns which of the entries of a list, one for each of `layers` blocks, are `yes` and not `no`.
+    /// Returns `None` if there is no such list.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a list with another length or with other entries.
+    pub(crate) fn marks(&self, key: &str, layers: usize, [yes, no]: [&str; 2]) -> Result<Option<Vec<bool>>> {
+        let Some(list) = self.get(key) else { return Ok(None) };
+        let entries = list.as_array().map_or(&[][..], Vec::as_slice);
+        if entries.len() != layers {
+            let why = format!("`{key}` has {} entries, `num_hidden_layers` is {layers}", entries.len());
+            return Err(self.error(&why));
+        }
+        let is_yes = |entry: &Value| match entry.as_str() {
+            Some(name) if name == yes => Ok(true),
+            Some(name) if name == no => Ok(false),
+            _ => Err(self.error(&format!("`{key}` has {entry}; known: {yes}, {no}"))),
+        };
+        entries.iter().map(is_yes).collect::<Result<_>>().map(Some)
+    }
+
     pub(crate) fn error(&self, why: &str) -> Error {
         Error::File { path: self.path.clone(), why: why.to_owned() }
     }

@@ -24,7 +24,6 @@ pub(crate) struct DeepseekV3;
 struct Fields {
     hidden_act: Option<String>,
     attention_bias: bool,
-    head_dim: Option<usize>,
     kv_lora_rank: Option<usize>,
     q_lora_rank: Option<usize>,
     qk_nope_head_dim: Option<usize>,
@@ -59,10 +58,6 @@ pub(crate) fn latent(config: &ConfigFile, defaults: LatentDefaults) -> Result<De
     ] {
         config.check(name, size, 1 << 16)?;
     }
-    if let Some(other) = fields.head_dim.filter(|size| *size != rotated_dim) {
-        let why = format!("`head_dim` is {other}, and `qk_rope_head_dim` {rotated_dim}; both are rotated");
-        return Err(config.error(&why));
-    }
     let whole = key_dim + rotated_dim;
     let common = Common::read(&config.with("head_dim", whole.into()), defaults.common)?;
     let sizes = &common.sizes;
@@ -90,8 +85,7 @@ pub(crate) fn latent(config: &ConfigFile, defaults: LatentDefaults) -> Result<De
     let mut decoder = DecoderConfig::new(common, rope.into());
     decoder.blocks.iter_mut().for_each(|block| block.mixer = MixerConfig::Latent(attention));
     let parts = [("k_b_proj", key_dim), ("v_b_proj", value_dim)];
-    let transposed = Some(("k_b_proj", "k_b_proj_transposed"));
-    let by_head = ByHead { transposed, ..ByHead::new(attention.heads, parts) };
+    let by_head = ByHead { transposed: Some("k_b_proj"), ..ByHead::new(attention.heads, parts) };
     decoder.by_head.push(("kv_b_proj.weight", by_head));
     decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
     Ok(decoder)

@@ -60,14 +60,14 @@ pub(crate) struct ExpertDefaults {
 }
 
 impl SigmoidExperts {
-    /// Makes the feed-forwards of the blocks for which `is_mixture` returns true mixtures. Without it, they
-    /// are those of all blocks but the first ones.
+    /// Makes feed-forwards mixtures: those of the blocks that `are_mixtures` marks, or of all but the first
+    /// ones.
     pub(crate) fn apply(
         &self,
         config: &ConfigFile,
         decoder: &mut DecoderConfig,
         defaults: ExpertDefaults,
-        is_mixture: Option<&[bool]>,
+        are_mixtures: Option<&[bool]>,
     ) -> Result<()> {
         let width = self.moe_intermediate_size.unwrap_or(defaults.width);
         config.check("moe_intermediate_size", width, 1 << 24)?;
@@ -95,7 +95,7 @@ impl SigmoidExperts {
         };
         experts.check(config, "n_routed_experts")?;
         let dense = self.first_k_dense_replace.unwrap_or(defaults.dense);
-        decoder.set_experts(experts, |i| match is_mixture {
+        decoder.set_experts(experts, |i| match are_mixtures {
             Some(blocks) => blocks.get(i) == Some(&true),
             None => i >= dense,
         });

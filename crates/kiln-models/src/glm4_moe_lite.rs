@@ -18,7 +18,9 @@ pub(crate) struct Glm4MoeLite;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {
-    mlp_layer_types: Option<Vec<String>>,
+    /// Number of rotated dimensions.
+    head_dim: Option<usize>,
+    qk_rope_head_dim: Option<usize>,
 }
 
 const DEFAULTS: LatentDefaults = LatentDefaults {
@@ -34,29 +36,19 @@ impl Architecture for Glm4MoeLite {
     }
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
-        let Fields { mlp_layer_types } = config.parse()?;
-        let experts: SigmoidExperts = config.parse()?;
+        let Fields { head_dim, qk_rope_head_dim } = config.parse()?;
         let mut decoder = latent(config, DEFAULTS)?;
-        let layers = decoder.blocks.len();
-        let are_mixtures = match mlp_layer_types {
-            None => (0..layers).map(|i| i > 0).collect(),
-            Some(types) if types.len() != layers => {
-                let why =
-                    format!("`mlp_layer_types` has {} entries, `num_hidden_layers` is {layers}", types.len());
-                return Err(config.error(&why));
-            }
-            Some(types) => {
-                let is_mixture = |name: &String| match &**name {
-                    "sparse" => Ok(true),
-                    "dense" => Ok(false),
-                    _ => Err(config.error(&format!("`mlp_layer_types` has `{name}`; known: dense, sparse"))),
-                };
-                types.iter().map(is_mixture).collect::<Result<Vec<_>>>()?
-            }
-        };
+        let rotated = qk_rope_head_dim.unwrap_or(64);
+        if let Some(other) = head_dim.filter(|size| *size != rotated) {
+            let why = format!("`head_dim` is {other}, and `qk_rope_head_dim` {rotated}; both are rotated");
+            return Err(config.error(&why));
+        }
+        let are_mixtures = config.marks("mlp_layer_types", decoder.blocks.len(), ["sparse", "dense"])?;
         let defaults =
             ExpertDefaults { experts: 64, chosen: 4, width: 1536, scale: 1.8, groups: [1, 1], dense: 1 };
-        experts.apply(config, &mut decoder, defaults, Some(&are_mixtures))?;
+        let config = &config.without(&["first_k_dense_replace"]);
+        let experts: SigmoidExperts = config.parse()?;
+        experts.apply(config, &mut decoder, defaults, are_mixtures.as_deref())?;
         Ok(Box::new(decoder))
     }
 }

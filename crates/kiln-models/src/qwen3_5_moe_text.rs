@@ -24,8 +24,9 @@ impl Architecture for Qwen35MoeText {
     }
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
-        // No feed-forward is dense.
-        let config = config.without(&UNKNOWN).with("intermediate_size", 1.into());
+        // No feed-forward is dense, so the width is that of the experts.
+        let width = config.get("moe_intermediate_size").cloned().unwrap_or_else(|| 512.into());
+        let config = config.without(&UNKNOWN).with("intermediate_size", width);
         let (mut decoder, _) = hybrid(&config, DEFAULTS)?;
         set_experts(&config, &mut decoder, [256, 8])?;
         Ok(Box::new(decoder))

@@ -31,7 +31,6 @@ pub(crate) struct Qwen3Next;
 struct Fields {
     hidden_act: Option<String>,
     attention_bias: bool,
-    layer_types: Option<Vec<String>>,
     /// Period of the blocks with attention.
     full_attention_interval: Option<usize>,
     linear_conv_kernel_dim: Option<usize>,
@@ -94,22 +93,9 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<(Decoder
     let period = fields.full_attention_interval.unwrap_or(4);
     config.check("full_attention_interval", period, usize::MAX)?;
     let layers = common.sizes.layers;
-    let attends: Vec<bool> = match &fields.layer_types {
-        None => (0..layers).map(|i| (i + 1).is_multiple_of(period)).collect(),
-        Some(types) if types.len() != layers => {
-            let why = format!("`layer_types` has {} entries, `num_hidden_layers` is {layers}", types.len());
-            return Err(config.error(&why));
-        }
-        Some(types) => {
-            let attends = |name: &String| match &**name {
-                "full_attention" => Ok(true),
-                "linear_attention" => Ok(false),
-                _ => Err(config
-                    .error(&format!("`layer_types` has `{name}`; known: full_attention, linear_attention"))),
-            };
-            types.iter().map(attends).collect::<Result<_>>()?
-        }
-    };
+    let types = ["full_attention", "linear_attention"];
+    let attends = config.marks("layer_types", layers, types)?;
+    let attends = attends.unwrap_or_else(|| (0..layers).map(|i| (i + 1).is_multiple_of(period)).collect());
     let parameters = RopeParameters::read(config)?.or(1e4, 0.25).of_text(1e4);
     let rope = Rope::new(config, &parameters, common.sizes.head_dim, common.sizes.positions)?;
     let mut decoder = DecoderConfig::new(common, rope.into());

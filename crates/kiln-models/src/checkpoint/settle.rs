@@ -11,7 +11,7 @@ use super::{Checkpoint, Entry, convert::Stored};
 use crate::{
     configure,
     multimodal::text_name,
-    nn::names::{ByHead, ExpertTensors, StoredOrder, TensorNames},
+    nn::names::{ByHead, ExpertTensors, StoredOrder, TRANSPOSED, TensorNames},
 };
 
 /// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
@@ -113,10 +113,13 @@ impl Checkpoint {
                         views.into_iter().map(named).collect()
                     }),
                 };
-                let wrong = || Error::File {
-                    path: self.path(&entry),
-                    why: format!("`{name}` has shape {:?}, which {order} has not", entry.shape),
+                let why = match &entry.stored {
+                    Stored::Plain(_) => format!("has shape {:?}, which {order} has not", entry.shape),
+                    packed => format!(
+                        "is packed as {packed}, and {order} is read only from numbers; take a folder that is not quantized"
+                    ),
                 };
+                let wrong = || Error::File { path: self.path(&entry), why: format!("`{name}` {why}") };
                 for (known, view) in views.ok_or_else(wrong)? {
                     self.insert(known, &name, view)?;
                 }
@@ -316,10 +319,7 @@ impl Checkpoint {
 const MODULES: &str = "modules beside the model";
 
 /// Divides the rows of a tensor, which are sorted by head, into its parts, with their names.
-fn by_head(
-    entry: &Entry,
-    ByHead { heads, parts, transposed }: &ByHead,
-) -> Option<Vec<(&'static str, Entry)>> {
+fn by_head(entry: &Entry, ByHead { heads, parts, transposed }: &ByHead) -> Option<Vec<(String, Entry)>> {
     let (&rows, rest) = entry.shape.split_first()?;
     let of_head: usize = parts.iter().map(|(_, rows)| rows).sum();
     if heads.checked_mul(of_head)? != rows {
@@ -331,9 +331,10 @@ fn by_head(
     for &(name, rows) in parts {
         let (row, column) = ((rows, columns as u64), (columns, 1));
         let shape = [&[heads * rows], rest].concat();
-        views.push((name, entry.view(shape, first, &[head, row, column])?));
-        if let Some((_, other)) = transposed.filter(|(of, _)| *of == name) {
-            views.push((other, entry.view(vec![heads * columns, rows], first, &[head, column, row])?));
+        views.push((name.to_owned(), entry.view(shape, first, &[head, row, column])?));
+        if *transposed == Some(name) {
+            let view = entry.view(vec![heads * columns, rows], first, &[head, column, row])?;
+            views.push((format!("{name}{TRANSPOSED}"), view));
         }
         first += (rows * columns) as u64;
     }

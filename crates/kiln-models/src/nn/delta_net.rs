@@ -158,7 +158,7 @@ impl DeltaNet {
 /// Scans the tokens of a part of a layer with `journaled` tokens in its journal. `inputs` are what the tokens
 /// bring along. `scan` makes the kernel from such inputs, state and journal, and the numbers of tokens in the
 /// journal before and after.
-pub(super) fn scanned(
+fn scanned(
     inputs: [Tensor<3>; 2],
     [convolved, state, journal]: [Tensor<4>; 3],
     journaled: usize,

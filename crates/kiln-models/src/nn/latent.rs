@@ -6,7 +6,7 @@
 //! queries, and the one that would make values of them to the results. For the queries of a prompt, keys and
 //! values are made, because these are narrower.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     layer::Positions,
@@ -19,6 +19,7 @@ use kiln_kernels::{AttentionShape, ExpertLinear, INVARIANT_UP_TO, Kernels, Matri
 use super::{
     attention::attend,
     linear::Linear,
+    names::TRANSPOSED,
     norm::{Norm, NormKind, Normed},
     places::{Frame, Places},
     rope::{RopeKind, Ropes},
@@ -74,6 +75,8 @@ pub(crate) struct LatentAttention {
     /// Projection of latents to the keys of all heads.
     key_proj: Linear,
     o_proj: Linear,
+    /// Numbers of the heads, `[1, 1, heads]`.
+    numbers: Tensor<3, Int>,
     config: LatentConfig,
 }
 
@@ -100,10 +103,12 @@ impl LatentAttention {
         };
         let latent_norm = Norm::load(weights, &part("kv_a_layernorm"), rank, norm)?;
         let of = |name: &str, rows| Part::new(part(name), rows);
-        let into_latents =
-            weights.stack(&[of("k_b_proj_transposed.weight", heads * rank)], [heads, rank, key_dim])?;
+        let into_latents = weights
+            .stack(&[of(&format!("k_b_proj{TRANSPOSED}.weight"), heads * rank)], [heads, rank, key_dim])?;
         let values = weights.stack(&[of("v_b_proj.weight", heads * value_dim)], [heads, value_dim, rank])?;
+        let numbers = TensorData::new((0..heads as i32).collect(), [1, 1, heads]);
         Ok(Self {
+            numbers: Tensor::from_data(numbers, &latent_norm.device()),
             in_proj,
             queries,
             latent_norm,
@@ -208,7 +213,14 @@ impl LatentAttention {
             return self.attend_latents([queries, rotated], view, positions, shape, kernels);
         }
         let end = positions.on_host.iter().map(|row| row.first + queries.dims()[2]).max().unwrap_or(0);
-        let chain = chain.into_iter().map(|kv| self.expanded(kv, end, kernels)).collect();
+        // A single buffer may begin in the middle of its slots; those of a chain begin at their first ones.
+        let alone = chain.len() == 1;
+        let is_ring = |kv: &DenseKv| alone && (kv.start < kv.origin || end > kv.origin + kv.slots());
+        let expanded = |kv| {
+            let is_ring = is_ring(&kv);
+            self.expanded(kv, is_ring, end, kernels)
+        };
+        let chain = chain.into_iter().map(expanded).collect();
         let queries = Tensor::cat(vec![rotated, queries], 3);
         attend(queries, KvView::Chained(chain), positions, shape, None, kernels)
     }
@@ -222,36 +234,33 @@ impl LatentAttention {
         shape: AttentionShape,
         kernels: &Kernels,
     ) -> Tensor<4> {
-        let heads = self.config.heads;
-        let queries = by_head(queries, heads, &self.into_latents, kernels);
+        let queries = self.by_head(queries, &self.into_latents, kernels);
         let queries = Tensor::cat(vec![rotated, queries], 3);
         let shape = AttentionShape { latent: true, ..shape };
         let mixed = attend(queries, view, positions, shape, None, kernels);
-        by_head(mixed, heads, &self.values, kernels)
+        self.by_head(mixed, &self.values, kernels)
     }
 
-    /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out.
-    fn expanded(&self, kv: DenseKv, end: usize, kernels: &Kernels) -> DenseKv {
+    /// Multiplies the vectors of each head, `[batch, heads or 1, tokens, in]`, by the matrix of the head.
+    fn by_head(&self, x: Tensor<4>, weight: &MatrixStack, kernels: &Kernels) -> Tensor<4> {
+        let [batch, _, tokens, _] = x.dims();
+        let experts = self.numbers.clone().expand([batch, tokens, self.config.heads]);
+        let y = kernels.run(ExpertLinear { x: x.swap_dims(1, 2), weight: weight.clone(), experts });
+        y.swap_dims(1, 2)
+    }
+
+    /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out,
+    /// unless the positions go round in a ring.
+    fn expanded(&self, kv: DenseKv, is_ring: bool, end: usize, kernels: &Kernels) -> DenseKv {
         let LatentConfig { heads, key_dim, rank, rotated_dim, .. } = self.config;
         let all = kv.keys.dims()[2];
-        // A ring that has wrapped has no free slots.
-        let used = if kv.start <= kv.origin { end.saturating_sub(kv.origin).clamp(1, all) } else { all };
+        let used = if is_ring { all } else { end.saturating_sub(kv.origin).min(all) };
         let (rotated, latents) = (kv.keys.narrow(2, 0, used), kv.values.narrow(2, 0, used));
         let batch = latents.dims()[0];
         let keys = self.key_proj.forward(latents.clone().reshape([batch, used, rank]), kernels);
         let keys = keys.reshape([batch, used, heads, key_dim]).swap_dims(1, 2);
         let rotated = rotated.cast(keys.dtype()).expand([batch, heads, used, rotated_dim]);
-        let values = by_head(latents, heads, &self.values, kernels);
+        let values = self.by_head(latents, &self.values, kernels);
         DenseKv { keys: Tensor::cat(vec![rotated, keys], 3), values, ..kv }
     }
-}
-
-/// Multiplies the vectors of each head, `[batch, heads or 1, tokens, in]`, by the matrix of the head.
-fn by_head(x: Tensor<4>, heads: usize, weight: &MatrixStack, kernels: &Kernels) -> Tensor<4> {
-    let [batch, _, tokens, _] = x.dims();
-    // Not numbers from the host: a captured step must not upload.
-    let numbers = Tensor::<1, Int>::ones([heads], (&x.device(), DType::I32)).cumsum(0) - 1;
-    let experts = numbers.reshape([1, 1, heads]).expand([batch, tokens, heads]);
-    let y = kernels.run(ExpertLinear { x: x.swap_dims(1, 2), weight: weight.clone(), experts });
-    y.swap_dims(1, 2)
 }

@@ -147,13 +147,17 @@ pub(crate) struct ByHead {
     pub(crate) heads: usize,
     /// Names of the parts, and the numbers of their rows per head.
     pub(crate) parts: Vec<(&'static str, usize)>,
-    /// A part that is needed a second time, with the matrix of each head transposed, and the name for that.
-    pub(crate) transposed: Option<(&'static str, &'static str)>,
+    /// A part that is needed a second time, with the matrix of each head transposed. [`TRANSPOSED`] is
+    /// appended to its name.
+    pub(crate) transposed: Option<&'static str>,
 }
 
-/// Whether a tensor is another one transposed ([`ByHead::transposed`]), and so no parameter of its own.
+/// End of the names of modules whose matrices are second, transposed copies.
+pub(crate) const TRANSPOSED: &str = "_transposed";
+
+/// Whether a tensor is a transposed copy of another one, and so no parameter of its own.
 pub(crate) fn is_second(name: &str) -> bool {
-    name.ends_with("_transposed.weight")
+    name.strip_suffix(".weight").is_some_and(|module| module.ends_with(TRANSPOSED))
 }
 
 impl ByHead {

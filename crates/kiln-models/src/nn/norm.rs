@@ -60,6 +60,12 @@ impl Norm {
         }
     }
 
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Rms { weight, .. } | Self::Layer { weight, .. } => weight.device(),
+        }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |vector: &Tensor<1>| vector.shape().num_elements() * vector.dtype().size();
         match self {

@@ -1,6 +1,6 @@
 //! Parts of mixers with states: taking the memory, and convolving.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Error, Result,
     layer::{Positions, StateLayer},
@@ -103,13 +103,13 @@ pub(super) struct Convolution {
 }
 
 impl Convolution {
-    /// Reads `name.weight`, and `name.bias` if `bias` is set. `like` has the type of most weights.
+    /// Reads `name.weight`, and `name.bias` if `bias` is set. `dtype` is the type of most weights.
     pub(super) fn load(
         weights: &mut dyn Weights,
         name: &str,
         [channels, width]: [usize; 2],
         bias: bool,
-        dtype: burn::tensor::DType,
+        dtype: DType,
     ) -> Result<Self> {
         let part = Part::new(format!("{name}.bias"), channels);
         let bias = bias.then(|| weights.vector(&[part])).transpose()?;

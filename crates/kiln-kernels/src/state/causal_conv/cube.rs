@@ -4,13 +4,10 @@ use burn::backend::{Cube, cubecl::dtype_to_storage_type};
 use cubecl::prelude::*;
 
 use super::{BLOCK, CausalConv};
-use crate::runtime::launch::{LANES, address_type, count, empty, empty_like, in_order, primitive, to_write};
-
-/// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
-#[cube]
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + f32::exp(min(-x, 80.0)))
-}
+use crate::{
+    runtime::launch::{LANES, address_type, count, empty, empty_like, in_order, primitive, to_write},
+    state::functions::cube::sigmoid,
+};
 
 #[cube(launch, address_type = "dynamic")]
 fn causal_conv<E: Float>(

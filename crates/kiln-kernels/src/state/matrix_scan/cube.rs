@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::{COLUMNS, EPS, MatrixRule, MatrixScan, PARTS, ROWS};
 use crate::{
     runtime::launch::{address_type, count, empty, in_order, primitive, to_write},
-    state::selective_scan::cube::{sigmoid, softplus},
+    state::functions::cube::{sigmoid, softplus},
 };
 
 /// Tokens whose vectors are in memory at the same time.

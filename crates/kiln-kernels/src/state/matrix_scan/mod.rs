@@ -32,7 +32,7 @@ use crate::{
         kernel::{Kernel, checked_positions},
         shader::Shader,
     },
-    state::{causal_conv::ascending, selective_scan::softplus},
+    state::{causal_conv::ascending, functions::softplus},
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::Checked,

@@ -15,7 +15,7 @@ use pulp::{Simd, WithSimd};
 use super::{EPS, MatrixRule, MatrixScan};
 use crate::{
     runtime::native::{Storage, Vectors, by_storage, numbers, primitive, sum_of_squares, work},
-    state::selective_scan::native::softplus,
+    state::functions::native::softplus,
 };
 
 /// Columns of a state that are scanned together.

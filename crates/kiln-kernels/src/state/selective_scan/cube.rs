@@ -4,31 +4,13 @@ use burn::backend::{Cube, cubecl::dtype_to_storage_type};
 use cubecl::prelude::*;
 
 use super::{FOURS, SCAN_LANES, SelectiveScan};
-use crate::runtime::launch::{address_type, count, empty_like, in_order, primitive, to_write};
+use crate::{
+    runtime::launch::{address_type, count, empty_like, in_order, primitive, to_write},
+    state::functions::cube::{sigmoid, softplus},
+};
 
 /// Tokens whose vectors are in memory at the same time.
 const STEP: usize = 8;
-
-/// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
-#[cube]
-pub(in crate::state) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + f32::exp(min(-x, 80.0)))
-}
-
-/// `ln(1 + exp(x))`, computed as in the shader.
-#[cube]
-pub(in crate::state) fn softplus(x: f32) -> f32 {
-    let e = f32::exp(-min(f32::abs(x), 80.0));
-    let z = e / (2.0 + e);
-    let s = z * z;
-    let mut p = s * comptime!(1.0 / 15.0f32) + comptime!(1.0 / 13.0f32);
-    p = p * s + comptime!(1.0 / 11.0f32);
-    p = p * s + comptime!(1.0 / 9.0f32);
-    p = p * s + comptime!(1.0 / 7.0f32);
-    p = p * s + comptime!(1.0 / 5.0f32);
-    p = p * s + comptime!(1.0 / 3.0f32);
-    max(x, 0.0) + 2.0 * (z + z * s * p)
-}
 
 #[cube(launch, address_type = "dynamic")]
 fn selective_scan<E: Float>(
@@ -140,7 +122,7 @@ fn selective_scan<E: Float>(
 }
 
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
-pub(in crate::state::selective_scan) fn launch(
+pub(super) fn launch(
     kernel: SelectiveScan,
 ) -> Result<(burn::tensor::Tensor<3>, burn::tensor::Tensor<4>), SelectiveScan> {
     let ([rows, _, channels], [_, states, ..]) = (kernel.x.dims(), kernel.ring.dims());

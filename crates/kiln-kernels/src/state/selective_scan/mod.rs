@@ -10,9 +10,9 @@
 //! (`selective_scan_fn` and `selective_state_update` of transformers)
 
 #[cfg(feature = "cube")]
-pub(super) mod cube;
+mod cube;
 #[cfg(feature = "cpu")]
-pub(super) mod native;
+mod native;
 
 use burn::tensor::{DType, Tensor, activation::silu};
 use kiln_core::layer::{Positions, RowPosition};
@@ -23,6 +23,7 @@ use crate::{
         kernel::{Kernel, checked_positions},
         shader::{Shader, reads, updates, writes},
     },
+    state::functions::softplus,
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::Checked,
@@ -226,11 +227,6 @@ const SHADER: Shader = Shader {
     text: include_str!("../../../../../shaders/selective_scan.wgsl"),
     options: &[|| &["const FOURS = 4u;", "const FOURS = 2u;", "const FOURS = 8u;", "const FOURS = 16u;"]],
 };
-
-/// `ln(1 + exp(x))`, for any x.
-pub(super) fn softplus(x: Tensor<3>) -> Tensor<3> {
-    x.clone().clamp_min(0.0) + (-x.abs()).exp().log1p()
-}
 
 /// Inputs of a case.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,10 @@ use kiln_products::functions::exp;
 use pulp::{Simd, WithSimd};
 
 use super::SelectiveScan;
-use crate::runtime::native::{Storage, Vectors, by_storage, numbers, pieces, primitive, silu, work};
+use crate::{
+    runtime::native::{Storage, Vectors, by_storage, numbers, pieces, primitive, silu, work},
+    state::functions::native::softplus,
+};
 
 /// Channels that are scanned together.
 const LANES: usize = 32;
@@ -188,23 +191,4 @@ fn some(numbers: &[f32], n: usize) -> [f32; LANES] {
             lanes
         }
     }
-}
-
-/// `ln(1 + exp(x))`, to within a few roundings. Branchless, so that it is vectorized.
-#[inline(always)]
-pub(in crate::state) fn softplus(x: f32) -> f32 {
-    let e = exp(-x.abs());
-    // ln(1 + e) = 2 artanh(e / (2 + e)), for an argument of at most a third: terms beyond the 15th power are
-    // below a rounding.
-    let z = e / (2.0 + e);
-    let square = z * z;
-    let p = 1.0 / 15.0;
-    let p = p * square + 1.0 / 13.0;
-    let p = p * square + 1.0 / 11.0;
-    let p = p * square + 1.0 / 9.0;
-    let p = p * square + 1.0 / 7.0;
-    let p = p * square + 1.0 / 5.0;
-    let p = p * square + 1.0 / 3.0;
-    let above = if x > 0.0 { x } else { 0.0 };
-    above + 2.0 * (z + z * square * p)
 }

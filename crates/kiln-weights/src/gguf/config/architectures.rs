@@ -14,7 +14,7 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("qwen2moe", qwen2_moe),
     ("qwen3", qwen3),
     ("qwen3moe", qwen3_moe),
-    // For text, the models with eyes are those without.
+    // Models of text and images. Their text models are the ones without images.
     ("qwen2vl", qwen2),
     ("qwen3vl", qwen3),
     ("qwen3vlmoe", qwen3_moe),

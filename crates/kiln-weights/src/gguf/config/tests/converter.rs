@@ -181,9 +181,32 @@ fn every_tensor_is_found_and_none_is_left_over() {
 #[test]
 fn every_architecture_has_a_recorded_case() {
     let cases = cases();
-    // Those of text and images have the keys of the text alone.
-    for (architecture, _) in ARCHITECTURES.iter().filter(|(name, _)| !name.contains("vl")) {
+    let is_of_images = |name: &str| IMAGES.iter().any(|(images, _)| *images == name);
+    for (architecture, _) in ARCHITECTURES.iter().filter(|(name, _)| !is_of_images(name)) {
         let is_it = |case: &Case| case.metadata.text("general.architecture").unwrap() == Some(architecture);
         assert!(cases.iter().any(is_it), "{architecture}");
+    }
+}
+
+/// Architectures of text and images, whose files have the keys and tensors of these text models.
+const IMAGES: [(&str, &str); 3] = [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3moe")];
+
+#[test]
+fn models_of_text_and_images_have_the_configs_of_their_text() {
+    for (images, text) in IMAGES {
+        let cases = cases();
+        let is_it = |case: &&Case| case.metadata.text("general.architecture").unwrap() == Some(text);
+        let case = cases.iter().find(is_it).unwrap();
+        let mut metadata = Metadata::new();
+        metadata.insert("general.architecture", Stored::String(images.to_owned()));
+        let sections = Stored::Array(Array::I32(vec![8, 12, 12, 0]));
+        metadata.insert(format!("{images}.rope.dimension_sections"), sections);
+        for (key, value) in case.metadata.iter() {
+            if let Some(key) = key.strip_prefix(&format!("{text}.")) {
+                metadata.insert(format!("{images}.{key}"), value.clone());
+            }
+        }
+        let config = |metadata: &Metadata| config_json(metadata, &mut Few(case.tensors.0.clone())).unwrap();
+        assert_eq!(config(&metadata), config(&case.metadata), "{images}");
     }
 }
