@@ -16,7 +16,7 @@ struct Fields {
     /// Fields that are read, in addition to those in `sets`.
     read: &'static [&'static str],
     sets: &'static [&'static [&'static str]],
-    /// Fields without effect, in addition to those in [`IDLE`].
+    /// Fields without effect, in addition to those in [`IDLE`], even if they are in `sets`.
     idle: &'static [&'static str],
     /// Whether `layer_types` is accepted: the model has blocks with several kinds of attention, or no
     /// attention.
@@ -168,7 +168,8 @@ impl Fields {
     }
 
     fn reads(&self, field: &str) -> bool {
-        self.read.contains(&field) || self.sets.iter().any(|set| set.contains(&field))
+        let is_in_a_set = self.sets.iter().any(|set| set.contains(&field));
+        self.read.contains(&field) || is_in_a_set && !self.idle.contains(&field)
     }
 
     fn ignores(&self, field: &str) -> bool {
@@ -338,7 +339,7 @@ static FIELDS: &[Fields] = &[
             "topk_group",
             "topk_method",
         ],
-        &["norm_topk_prob", "output_router_logits", "pretraining_tp"],
+        &["head_dim", "norm_topk_prob", "output_router_logits", "pretraining_tp"],
     ),
     of(
         "deepseek_v3",

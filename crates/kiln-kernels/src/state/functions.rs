@@ -15,8 +15,8 @@ pub(super) mod native {
     #[inline(always)]
     pub(in crate::state) fn softplus(x: f32) -> f32 {
         let e = exp(-x.abs());
-        // ln(1 + e) = 2 artanh(e / (2 + e)), for an argument of at most a third: terms beyond the 15th power are
-        // below a rounding.
+        // ln(1 + e) = 2 artanh(e / (2 + e)), for an argument of at most a third: terms beyond the 15th power
+        // are below a rounding.
         let z = e / (2.0 + e);
         let square = z * z;
         let p = 1.0 / 15.0;
