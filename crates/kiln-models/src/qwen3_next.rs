@@ -11,7 +11,7 @@ use crate::{
     config::{Common, Defaults},
     nn::{
         attention::{HeadNorms, QK_NORMS},
-        block::MixerConfig,
+        block::{MixerConfig, StateConfig},
         decoder::DecoderConfig,
         delta_net::DeltaNetConfig,
         experts::{ExpertNames, ExpertsConfig, RouterConfig, SharedConfig},
@@ -112,7 +112,7 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<(Decoder
     decoder.names.state_space = "linear_attn";
     for (block, attends) in decoder.blocks.iter_mut().zip(attends) {
         if !attends {
-            block.mixer = MixerConfig::DeltaNet(delta);
+            block.mixer = MixerConfig::State(StateConfig::DeltaNet(delta));
             decoder.sizes.state_channels = delta.channels();
         }
     }
@@ -173,7 +173,7 @@ impl Architecture for Qwen3Next {
         decoder.by_head.push(("in_proj_qkvz.weight", by_head(&[q, k, v, z])));
         decoder.by_head.push(("in_proj_ba.weight", by_head(&[b, a])));
         for block in &mut decoder.blocks {
-            if let MixerConfig::DeltaNet(delta) = &mut block.mixer {
+            if let MixerConfig::State(StateConfig::DeltaNet(delta)) = &mut block.mixer {
                 delta.apart = true;
             }
         }

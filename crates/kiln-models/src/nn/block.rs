@@ -5,6 +5,7 @@ use kiln_core::{
     Result,
     model::{ExpertTraffic, WeightBytes},
     model_cache::Pass,
+    need::RecurrentNeed,
 };
 use kiln_kernels::Kernels;
 
@@ -20,6 +21,7 @@ use super::{
     names::NormNames,
     norm::{Norm, Normed},
     places::Places,
+    states::StateMixer,
 };
 use crate::Weights;
 
@@ -35,9 +37,37 @@ pub(crate) struct BlockConfig {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerConfig {
     Attention(AttentionConfig),
+    Latent(LatentConfig),
+    State(StateConfig),
+}
+
+/// Settings of a mixer with states.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StateConfig {
     Mamba(MambaConfig),
     DeltaNet(DeltaNetConfig),
-    Latent(LatentConfig),
+}
+
+impl StateConfig {
+    pub(crate) fn need(&self) -> RecurrentNeed {
+        match self {
+            Self::Mamba(mamba) => mamba.need(),
+            Self::DeltaNet(delta) => delta.need(),
+        }
+    }
+
+    /// Reads the weights of mixer `name`. `dtype` is the type of most weights.
+    pub(crate) fn load(
+        self,
+        weights: &mut dyn Weights,
+        name: &str,
+        dtype: DType,
+    ) -> Result<Box<dyn StateMixer>> {
+        Ok(match self {
+            Self::Mamba(mamba) => Box::new(Mamba::load(weights, name, mamba, dtype)?),
+            Self::DeltaNet(delta) => Box::new(DeltaNet::load(weights, name, delta, dtype)?),
+        })
+    }
 }
 
 /// The per-token half of a block.
@@ -68,7 +98,7 @@ impl BlockConfig {
     pub(crate) fn attention_config(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
+            MixerConfig::Latent(_) | MixerConfig::State(_) => None,
         }
     }
 }
@@ -77,9 +107,8 @@ impl BlockConfig {
 #[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum Mixer {
     Attention(Attention),
-    Mamba(Mamba),
-    DeltaNet(DeltaNet),
     Latent(LatentAttention),
+    State(Box<dyn StateMixer>),
 }
 
 #[derive(Debug)]
@@ -138,9 +167,7 @@ impl Block {
             MixerConfig::Attention(_) | MixerConfig::Latent(_) => {
                 format!("{name}.{}", config.names.attention)
             }
-            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) => {
-                format!("{name}.{}", config.names.state_space)
-            }
+            MixerConfig::State(_) => format!("{name}.{}", config.names.state_space),
         };
         let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
         let input_norm = norm(weights, before_mixer)?;
@@ -151,13 +178,10 @@ impl Block {
                 MixerConfig::Attention(attention) => {
                     Mixer::Attention(Attention::load(weights, &mixer_name, &attention, config.norm)?)
                 }
-                MixerConfig::Mamba(mamba) => Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, dtype)?),
-                MixerConfig::DeltaNet(delta) => {
-                    Mixer::DeltaNet(DeltaNet::load(weights, &mixer_name, delta, dtype)?)
-                }
                 MixerConfig::Latent(latent) => {
                     Mixer::Latent(LatentAttention::load(weights, &mixer_name, latent)?)
                 }
+                MixerConfig::State(state) => Mixer::State(state.load(weights, &mixer_name, dtype)?),
             },
             cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
                 None => None,
@@ -218,11 +242,8 @@ impl Block {
             Mixer::Latent(attention) => {
                 attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
-            Mixer::Mamba(mamba) => {
-                mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
-            }
-            Mixer::DeltaNet(delta) => {
-                delta.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
+            Mixer::State(state) => {
+                state.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
             }
         };
         let x = match &self.mixer_norm {
@@ -258,9 +279,7 @@ impl Block {
         let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone() }.compute(kernels);
         let x = match &self.mixer {
             Mixer::Attention(attention) => attention.encode(x, normed, kernels),
-            Mixer::Mamba(_) | Mixer::DeltaNet(_) | Mixer::Latent(_) => {
-                unreachable!("an encoder has attention")
-            }
+            Mixer::Latent(_) | Mixer::State(_) => unreachable!("an encoder has attention"),
         };
         self.feed(x.clone(), x, kernels)
     }
@@ -307,9 +326,8 @@ impl Block {
         let norms = self.input_norm.iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
-            Mixer::Mamba(mamba) => mamba.bytes(),
-            Mixer::DeltaNet(delta) => delta.bytes(),
             Mixer::Latent(attention) => attention.bytes(),
+            Mixer::State(state) => state.bytes(),
         };
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);

@@ -18,7 +18,7 @@ use kiln_kernels::{Activation, Kernels, NormOrder, Placement};
 
 use super::{
     attention::{AttentionConfig, Reach},
-    block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
+    block::{Block, BlockConfig, FeedForwardConfig, MixerConfig, StateConfig},
     experts::ExpertsConfig,
     linear::Linear,
     mamba::MambaConfig,
@@ -141,7 +141,7 @@ impl DecoderConfig {
     /// Creates a decoder whose blocks are Mamba mixers alone.
     pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
         Self {
-            blocks: vec![BlockConfig::alone(MixerConfig::Mamba(mamba)); sizes.layers],
+            blocks: vec![BlockConfig::alone(MixerConfig::State(StateConfig::Mamba(mamba))); sizes.layers],
             float32_residual: true,
             names: Names {
                 model: "backbone",
@@ -185,7 +185,7 @@ impl DecoderConfig {
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Mamba(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
+            MixerConfig::Latent(_) | MixerConfig::State(_) => None,
         })
     }
 
@@ -272,9 +272,8 @@ impl Configured for DecoderConfig {
     fn needs(&self) -> Vec<LayerNeed> {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
-            MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
-            MixerConfig::DeltaNet(delta) => LayerNeed::Recurrent(delta.need()),
             MixerConfig::Latent(latent) => latent.need(self.ropes.as_ref()),
+            MixerConfig::State(state) => LayerNeed::Recurrent(state.need()),
         };
         self.blocks.iter().map(need).collect()
     }

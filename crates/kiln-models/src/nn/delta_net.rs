@@ -15,7 +15,7 @@ use super::{
     linear::Linear,
     norm::{Norm, NormKind},
     places::Places,
-    states::{Convolution, Scanned, States},
+    states::{Convolution, Scanned, StateMixer, States},
 };
 use crate::Weights;
 
@@ -100,17 +100,15 @@ impl DeltaNet {
         let heads = Tensor::cat(vec![rate.clone(), bias, rate.zeros_like()], 0).reshape([3, heads]);
         Ok(Self { in_proj, conv, heads, norm, out_proj, config })
     }
+}
 
-    pub(crate) fn bytes(&self) -> usize {
+impl StateMixer for DeltaNet {
+    fn bytes(&self) -> usize {
         let heads = self.heads.shape().num_elements() * self.heads.dtype().size();
         self.in_proj.bytes() + self.conv.bytes() + heads + self.norm.bytes() + self.out_proj.bytes()
     }
 
-    /// Applies the mixer to `x`, and adds `residual` if there is one.
-    ///
-    /// # Shapes
-    /// All tensors are `[batch, tokens, hidden]`.
-    pub(crate) fn forward(
+    fn forward(
         &self,
         residual: Option<Tensor<3>>,
         x: Tensor<3>,

@@ -15,7 +15,7 @@ use super::{
     linear::Linear,
     norm::{Norm, NormKind},
     places::Places,
-    states::{Convolution, States},
+    states::{Convolution, StateMixer, States},
 };
 use crate::Weights;
 
@@ -117,19 +117,17 @@ impl Mamba {
             config,
         })
     }
+}
 
-    pub(crate) fn bytes(&self) -> usize {
+impl StateMixer for Mamba {
+    fn bytes(&self) -> usize {
         let linears = [&self.in_proj, &self.x_proj, &self.dt_proj, &self.out_proj];
         let norms = self.norms.iter().flatten().map(Norm::bytes).sum::<usize>();
         let ad = self.ad.shape().num_elements() * self.ad.dtype().size();
         linears.into_iter().map(Linear::bytes).sum::<usize>() + self.conv.bytes() + norms + ad
     }
 
-    /// Applies the mixer to `x`, and adds `residual` if there is one.
-    ///
-    /// # Shapes
-    /// All tensors are `[batch, tokens, hidden]`.
-    pub(crate) fn forward(
+    fn forward(
         &self,
         residual: Option<Tensor<3>>,
         x: Tensor<3>,

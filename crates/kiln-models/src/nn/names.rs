@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     attention::AttentionConfig,
-    block::{FeedForwardConfig, MixerConfig},
+    block::{FeedForwardConfig, MixerConfig, StateConfig},
     decoder::DecoderConfig,
     experts::ExpertsConfig,
     mamba::MambaConfig,
@@ -271,7 +271,7 @@ impl DecoderConfig {
             }
         }
         for block in &self.blocks {
-            if let MixerConfig::Mamba(MambaConfig { bias: false, .. }) = block.mixer {
+            if let MixerConfig::State(StateConfig::Mamba(MambaConfig { bias: false, .. })) = block.mixer {
                 modules.extend(["in_proj", "x_proj", "out_proj"]);
                 break;
             }

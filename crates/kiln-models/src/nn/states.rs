@@ -1,4 +1,6 @@
-//! Parts of mixers with states: taking the memory, and convolving.
+//! Common parts of mixers with states: taking the memory, and convolving.
+
+use std::fmt::Debug;
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
@@ -11,6 +13,25 @@ use kiln_kernels::{CausalConv, Kernels};
 
 use super::places::{Frame, Places};
 use crate::{Part, Weights};
+
+/// A mixer whose memory does not grow with the tokens.
+pub(crate) trait StateMixer: Debug + Send + Sync {
+    /// Applies the mixer to `x`, and adds `residual` if there is one.
+    ///
+    /// # Shapes
+    /// All tensors are `[batch, tokens, hidden]`.
+    fn forward(
+        &self,
+        residual: Option<Tensor<3>>,
+        x: Tensor<3>,
+        places: &mut Places<'_>,
+        parts: Vec<RowPart<'_, dyn StateLayer>>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>>;
+
+    /// Returns the size of the weights in bytes.
+    fn bytes(&self) -> usize;
+}
 
 /// The parts of a recurrent layer during a pass, with their frames.
 #[derive(Debug)]
