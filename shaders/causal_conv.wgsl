@@ -2,10 +2,10 @@
 //
 //     y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c])
 //
-// The input at position first[b] + t is x[b, t, c]. Inputs before first[b], the position of the row's first
-// new token, are in the ring. The input of padding is 0, and so is its output. One invocation computes a
-// channel of 16 tokens. The invocation of the row's first tokens also reads the ring, and writes the latest
-// inputs to it; no other invocation accesses that part of the ring.
+// or the same without silu. The input at position first[b] + t is x[b, t, c]. Inputs before first[b], the
+// position of the row's first new token, are in the ring. The input of padding is 0, and so is its output.
+// One invocation computes a channel of 16 tokens. The invocation of the row's first tokens also reads the
+// ring, and writes the latest inputs to it; no other invocation accesses that part of the ring.
 
 alias elem = f32;
 const WIDTH = 4u;
@@ -22,6 +22,8 @@ struct Info {
     bias_stride: u32,
     // 1: there is a bias.
     biased: u32,
+    // 1: silu is applied.
+    activated: u32,
     channels: u32,
     // Number of blocks of 16 tokens per row.
     blocks: u32,
@@ -113,7 +115,8 @@ fn main(
         for (var k = 0u; k < WIDTH; k++) {
             sum += inputs[k] * weights[k];
         }
-        y[(row * tokens + token) * info.channels + channel] = elem(select(0.0, sum * sigmoid(sum), seen));
+        let result = select(sum, sum * sigmoid(sum), info.activated != 0u);
+        y[(row * tokens + token) * info.channels + channel] = elem(select(0.0, result, seen));
     }
     if block == 0u {
         let kept = min(tokens, info.slots);

@@ -31,6 +31,16 @@ models = (
     ("qwen3_next", "Qwen3Next", dict(**delta, **experts, num_experts=5, num_experts_per_tok=2)),
     ("qwen3_next_other", "Qwen3Next", dict(
         **other_delta, **experts, num_experts=4, num_experts_per_tok=3, norm_topk_prob=False, mlp_only_layers=[1])),
+    ("lfm2", "Lfm2", dict(layer_types=["conv", "conv", "full_attention", "conv"], intermediate_size=60, block_multiple_of=8)),
+    ("lfm2_other", "Lfm2", dict(
+        layer_types=["full_attention", "conv", "conv"], num_hidden_layers=3, conv_L_cache=5, block_auto_adjust_ff_dim=False, tie_word_embeddings=False,
+        norm_eps=1e-3, rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    ("lfm2_moe", "Lfm2Moe", dict(
+        layer_types=["conv", "full_attention", "conv", "conv"], experts_implementation="eager", moe_intermediate_size=24, num_experts=5,
+        num_experts_per_tok=2, num_dense_layers=1)),
+    ("lfm2_moe_other", "Lfm2Moe", dict(
+        layer_types=["conv", "full_attention", "conv", "full_attention"], experts_implementation="eager", moe_intermediate_size=17, num_experts=4,
+        num_experts_per_tok=3, num_dense_layers=2, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.7)),
 )
 
 for seed, (name, cls, settings) in enumerate(models, 331):

@@ -79,6 +79,8 @@ const LATENT: &[&str] = &[
     "v_head_dim",
 ];
 
+const SHORT_CONV: &[&str] = &["conv_L_cache", "conv_bias", "layer_types", "norm_eps"];
+
 const DELTA_NET: &[&str] = &[
     "layer_types",
     "linear_conv_kernel_dim",
@@ -348,6 +350,28 @@ static FIELDS: &[Fields] = &[
         // Blocks that predict further tokens are not read.
         &["num_mtp_layers", "num_nextn_predict_layers", "output_router_logits", "pretraining_tp"],
     ),
+    of(
+        "lfm2",
+        &[DECODER, ROPE, SHORT_CONV],
+        &["block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "full_attn_idxs"],
+        &[],
+    )
+    .layer_types(),
+    of(
+        "lfm2_moe",
+        &[DECODER, ROPE, SHORT_CONV],
+        &[
+            "moe_intermediate_size",
+            "norm_topk_prob",
+            "num_dense_layers",
+            "num_experts",
+            "num_experts_per_tok",
+            "routed_scaling_factor",
+            "use_expert_bias",
+        ],
+        &["output_router_logits"],
+    )
+    .layer_types(),
     of("qwen3_5_text", &[DECODER, ROPE, DELTA_NET], &["attention_bias", "hidden_act"], &[]).layer_types(),
     of(
         "qwen3_5_moe_text",

@@ -34,6 +34,8 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod jamba;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod mamba;
 mod ministral3;
@@ -162,6 +164,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &deepseek_v2::DeepseekV2,
     &deepseek_v3::DeepseekV3,
     &jamba::Jamba,
+    &lfm2::Lfm2,
+    &lfm2_moe::Lfm2Moe,
     &whisper::Whisper,
 ];
 

@@ -21,6 +21,7 @@ use super::{
     names::NormNames,
     norm::{Norm, Normed},
     places::Places,
+    short_conv::{ShortConv, ShortConvConfig},
     states::StateMixer,
 };
 use crate::Weights;
@@ -46,6 +47,7 @@ pub(crate) enum MixerConfig {
 pub(crate) enum StateConfig {
     Mamba(MambaConfig),
     DeltaNet(DeltaNetConfig),
+    ShortConv(ShortConvConfig),
 }
 
 impl StateConfig {
@@ -53,6 +55,7 @@ impl StateConfig {
         match self {
             Self::Mamba(mamba) => mamba.need(),
             Self::DeltaNet(delta) => delta.need(),
+            Self::ShortConv(conv) => conv.need(),
         }
     }
 
@@ -66,6 +69,7 @@ impl StateConfig {
         Ok(match self {
             Self::Mamba(mamba) => Box::new(Mamba::load(weights, name, mamba, dtype)?),
             Self::DeltaNet(delta) => Box::new(DeltaNet::load(weights, name, delta, dtype)?),
+            Self::ShortConv(conv) => Box::new(ShortConv::load(weights, name, conv, dtype)?),
         })
     }
 }

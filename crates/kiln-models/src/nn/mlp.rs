@@ -15,14 +15,19 @@ pub(crate) struct MlpConfig {
     pub(crate) bias: bool,
     /// Whether both input projections are stored as one matrix, `gate_up_proj`.
     pub(crate) fused: bool,
+    /// Names of the projections to the gate and to the values, and of the output projection.
+    pub(crate) names: [&'static str; 3],
     pub(crate) activation: Activation,
 }
+
+/// Most common names of the projections.
+const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 impl MlpConfig {
     /// Creates settings with three matrices, SiLU, and no biases.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, intermediate, .. } = sizes;
-        Self { hidden, intermediate, bias: false, fused: false, activation: Activation::Silu }
+        Self { hidden, intermediate, bias: false, fused: false, names: NAMES, activation: Activation::Silu }
     }
 }
 
@@ -54,15 +59,15 @@ impl GatedMlp {
     }
 
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
-        let &MlpConfig { hidden, intermediate, bias, fused, activation } = config;
+        let &MlpConfig { hidden, intermediate, bias, fused, names, activation } = config;
         let part = |part: &str| format!("{name}.{part}");
-        let (both, gate, up) = (part("gate_up_proj"), part("gate_proj"), part("up_proj"));
+        let ([gate, up, down], both) = (names.map(part), part("gate_up_proj"));
         let parts: &[(&str, usize)] = match fused {
             false => &[(&gate, intermediate), (&up, intermediate)],
             true => &[(&both, 2 * intermediate)],
         };
         let gate_up_proj = Linear::stacked(weights, parts, hidden, bias)?;
-        let down_proj = Linear::load(weights, &part("down_proj"), [intermediate, hidden], bias)?;
+        let down_proj = Linear::load(weights, &down, [intermediate, hidden], bias)?;
         Ok(Self { gate_up_proj, down_proj, by: activation.into() })
     }
 

@@ -15,4 +15,5 @@ pub(crate) mod names;
 pub(crate) mod norm;
 pub(crate) mod places;
 pub(crate) mod rope;
+pub(crate) mod short_conv;
 mod states;

@@ -121,6 +121,8 @@ pub(super) struct Convolution {
     /// `[channels, width]`
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
+    /// Whether SiLU is applied to the result.
+    silu: bool,
 }
 
 impl Convolution {
@@ -135,7 +137,12 @@ impl Convolution {
         let part = Part::new(format!("{name}.bias"), channels);
         let bias = bias.then(|| weights.vector(&[part])).transpose()?;
         let weight = weights.float32(&format!("{name}.weight"), &[channels, 1, width])?;
-        Ok(Self { weight: weight.reshape([channels, width]).cast(dtype), bias })
+        Ok(Self { weight: weight.reshape([channels, width]).cast(dtype), bias, silu: true })
+    }
+
+    /// Leaves the activation out.
+    pub(super) fn without_silu(self) -> Self {
+        Self { silu: false, ..self }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -157,7 +164,7 @@ impl Convolution {
         positions: &Positions,
         kernels: &Kernels,
     ) -> (Tensor<3>, Tensor<4>) {
-        let (weight, bias) = (self.weight.clone(), self.bias.clone());
-        kernels.run(CausalConv { x, weight, bias, ring, positions: positions.clone() })
+        let (weight, bias, silu) = (self.weight.clone(), self.bias.clone(), self.silu);
+        kernels.run(CausalConv { x, weight, bias, silu, ring, positions: positions.clone() })
     }
 }

@@ -21,6 +21,7 @@ fn causal_conv<E: Float>(
     invocations: usize,
     #[comptime] width: usize,
     #[comptime] biased: bool,
+    #[comptime] activated: bool,
     #[define(E)] _elem: ElemType,
 ) {
     if ABSOLUTE_POS >= invocations {
@@ -80,7 +81,10 @@ fn causal_conv<E: Float>(
         }
         let mut result = f32::new(0.0);
         if seen {
-            result = sum * sigmoid(sum);
+            result = sum;
+            if comptime!(activated) {
+                result = sum * sigmoid(sum);
+            }
         }
         y[(row * tokens + token) * channels + channel] = E::cast_from(result);
     }
@@ -99,7 +103,7 @@ fn causal_conv<E: Float>(
 }
 
 pub(super) fn launch(kernel: CausalConv) -> (burn::tensor::Tensor<3>, burn::tensor::Tensor<4>) {
-    let CausalConv { x, weight, bias, ring, positions } = kernel;
+    let CausalConv { x, weight, bias, silu, ring, positions } = kernel;
     let ([rows, tokens, channels], [_, width]) = (x.dims(), weight.dims());
     let (x, weight, ring) = (primitive(x), primitive(weight), to_write(primitive(ring)));
     let biased = bias.is_some();
@@ -123,6 +127,7 @@ pub(super) fn launch(kernel: CausalConv) -> (burn::tensor::Tensor<3>, burn::tens
         invocations,
         width,
         biased,
+        silu,
         elem,
     );
     let (y, ring) =

@@ -1,10 +1,10 @@
 //! The causal depthwise convolution of a state-space mixer (Gu and Dao, 2023,
 //! <https://arxiv.org/abs/2312.00752>), which remembers its latest inputs.
 //!
-//! `y[b, t, c] = silu(bias[c] + Σ_k weight[c, k] · input[b, first[b] + t - width + 1 + k, c])`. Inputs at
-//! positions before the row begins, or in its padding, are 0, and so are the results for padding. Inputs
-//! before `first` are in a ring buffer. Sums are float32, and rounded once. (`causal_conv1d_fn` and
-//! `causal_conv1d_update` of transformers)
+//! `y[b, t, c] = silu(bias[c] + Σ_k weight[c, k] · input[b, first[b] + t - width + 1 + k, c])`, or the same
+//! without silu. Inputs at positions before the row begins, or in its padding, are 0, and so are the results
+//! for padding. Inputs before `first` are in a ring buffer. Sums are float32, and rounded once.
+//! (`causal_conv1d_fn` and `causal_conv1d_update` of transformers)
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -28,8 +28,8 @@ use crate::{
     },
 };
 
-/// Convolves each channel with its own earlier inputs, and applies SiLU. Returns the result and the ring
-/// buffer, which then holds the latest inputs.
+/// Convolves each channel with its own earlier inputs. Returns the result and the ring buffer, which then
+/// holds the latest inputs.
 ///
 /// The ring is written in place if it is the only handle of its memory, and to a copy otherwise. The result
 /// for a token has the same bits however tokens are divided into passes.
@@ -44,6 +44,8 @@ pub struct CausalConv {
     pub weight: Tensor<2>,
     /// `[channels]`, cast to the type of x
     pub bias: Option<Tensor<1>>,
+    /// Whether SiLU is applied to the result
+    pub silu: bool,
     /// `[rows, 1, slots, channels]` with `slots ≥ width - 1`, in the type of x: the input at position `p` is
     /// in slot `p mod slots`
     pub ring: Tensor<4>,
@@ -56,7 +58,7 @@ impl Kernel for CausalConv {
     type Output = (Tensor<3>, Tensor<4>);
 
     fn checked(self) -> Self {
-        let Self { x, weight, bias, ring, positions } = self;
+        let Self { x, weight, bias, silu, ring, positions } = self;
         let ([rows, _, channels], [of, width]) = (x.dims(), weight.dims());
         assert_eq!(of, channels, "causal_conv: weight and x {:?}", x.dims());
         let [ring_rows, one, slots, of] = ring.dims();
@@ -69,7 +71,7 @@ impl Kernel for CausalConv {
             bias.cast(dtype)
         });
         let positions = checked_positions(positions, rows, Self::NAME);
-        Self { weight: weight.cast(dtype), bias, x, ring, positions }
+        Self { weight: weight.cast(dtype), bias, silu, x, ring, positions }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -78,7 +80,7 @@ impl Kernel for CausalConv {
 
     /// Computes the result without writing in place.
     fn reference(self) -> Self::Output {
-        let Self { x, weight, bias, ring, positions } = self;
+        let Self { x, weight, bias, silu: activated, ring, positions } = self;
         let ([rows, tokens, channels], [_, width]) = (x.dims(), weight.dims());
         let (slots, dtype) = (ring.dims()[2], x.dtype());
         let first = positions.on_device.clone().narrow(0, 0, 1).transpose();
@@ -114,7 +116,8 @@ impl Kernel for CausalConv {
             let weight = weight.clone().narrow(1, k, 1).cast(DType::F32).reshape([1, 1, channels]);
             sum = sum + inputs.clone().narrow(1, k, tokens) * weight;
         }
-        let y = only(silu(sum).cast(dtype), counts(0, tokens));
+        let sum = if activated { silu(sum) } else { sum };
+        let y = only(sum.cast(dtype), counts(0, tokens));
 
         let kept = tokens.min(slots);
         let latest = x.narrow(1, tokens - kept, kept).reshape([rows, 1, kept, channels]);
@@ -137,7 +140,7 @@ impl Kernel for CausalConv {
 
         let ([rows, tokens, channels], [_, width]) = (self.x.dims(), self.weight.dims());
         let Some(width_option) = WIDTHS.iter().position(|&known| known == width) else { return Err(self) };
-        let Self { x, weight, bias, ring, positions } = self;
+        let Self { x, weight, bias, silu, ring, positions } = self;
         let slots = ring.dims()[2];
         let (x, weight, ring) = (primitive(x), primitive(weight), to_write(primitive(ring)));
         let biased = bias.is_some();
@@ -155,6 +158,7 @@ impl Kernel for CausalConv {
             weight_strides: strides(&weight),
             bias_stride,
             biased: u32::from(biased),
+            activated: u32::from(silu),
             channels: channels as u32,
             blocks: blocks as u32,
             invocations: invocations as u32,
@@ -204,6 +208,7 @@ impl Checked for CausalConv {
             // Padding that ends before the tokens, among them, and after them.
             cases.extend([3, 7, 60].map(|padding| Given { padding, first: 5, ..base }));
             cases.push(Given { bias: false, ..base });
+            cases.push(Given { silu: false, ..base });
         }
         cases.extend([1, 2, 3, 5, 8].map(|width| Given { width, slots: 7, first: 9, ..GIVEN }));
         cases.extend([Cut(2), Swapped(0, 1), Swapped(1, 2)].map(|layout| Given { layout, ..GIVEN }));
@@ -245,14 +250,24 @@ struct Given {
     /// Padding of the first row.
     padding: usize,
     bias: bool,
+    silu: bool,
 }
 
-const GIVEN: Given =
-    Given { x: [2, 5, 33], layout: Plain, width: 4, slots: 3, first: 6, apart: 0, padding: 0, bias: true };
+const GIVEN: Given = Given {
+    x: [2, 5, 33],
+    layout: Plain,
+    width: 4,
+    slots: 3,
+    first: 6,
+    apart: 0,
+    padding: 0,
+    bias: true,
+    silu: true,
+};
 
 impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> CausalConv {
-        let Self { x, layout, width, slots, first, apart, padding, bias } = *self;
+        let Self { x, layout, width, slots, first, apart, padding, bias, silu } = *self;
         let [rows, _, channels] = x;
         let row = |row| RowPosition {
             first: first + row * apart,
@@ -263,6 +278,7 @@ impl Given {
             x: numbers.tensor(x, layout),
             weight: numbers.tensor([channels, width], Plain),
             bias: bias.then(|| numbers.tensor([channels], Plain)),
+            silu,
             ring: numbers.tensor([rows, 1, slots, channels], Plain),
             positions: Positions::new((0..rows).map(row).collect(), numbers.device()),
         }

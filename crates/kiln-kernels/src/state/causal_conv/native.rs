@@ -19,7 +19,7 @@ pub(super) fn convolved(kernel: CausalConv) -> Result<(Tensor<3>, Tensor<4>), Ca
 }
 
 fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
-    let CausalConv { x, weight, bias, ring, positions } = kernel;
+    let CausalConv { x, weight, bias, silu: activated, ring, positions } = kernel;
     let ([rows, tokens, channels], [_, width]) = (x.dims(), weight.dims());
     let slots = ring.dims()[2];
     if rows * tokens * channels == 0 {
@@ -45,6 +45,7 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
             ring: E::in_floats(numbers(&ring), ring_widened),
             weight: E::in_floats(numbers(&weight), weight_widened),
             bias: bias.as_ref().map(|bias| E::in_floats(numbers(bias), bias_widened)),
+            activated,
             sizes: [channels, width, slots],
         };
         let products = rows * tokens * channels * width;
@@ -83,6 +84,7 @@ struct Shared<'a> {
     /// `[width, channels]`
     weight: &'a [f32],
     bias: Option<&'a [f32]>,
+    activated: bool,
     /// Channels, width and slots.
     sizes: [usize; 3],
 }
@@ -103,7 +105,7 @@ impl WithSimd for Tokens<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self { shared, row, place: [begin, visible_from], first, y } = self;
-        let Shared { x, ring, weight, bias, sizes: [channels, width, slots] } = *shared;
+        let Shared { x, ring, weight, bias, activated, sizes: [channels, width, slots] } = *shared;
         for (i, y) in y.chunks_mut(channels).enumerate() {
             let token = first + i;
             if begin + (token as i64) < visible_from {
@@ -131,8 +133,10 @@ impl WithSimd for Tokens<'_> {
                     y[c] += input[c] * weight[c];
                 }
             }
-            for y in y.iter_mut() {
-                *y = silu(*y);
+            if activated {
+                for y in y.iter_mut() {
+                    *y = silu(*y);
+                }
             }
         }
     }
