@@ -17,7 +17,7 @@ use super::{
     experts::{Experts, ExpertsConfig},
     latent::{LatentAttention, LatentConfig},
     mamba::{Mamba, MambaConfig},
-    mlp::{GatedMlp, PlainMlp},
+    mlp::Mlp,
     names::NormNames,
     norm::{Norm, Normed},
     places::Places,
@@ -118,9 +118,8 @@ enum Mixer {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum FeedForward {
-    Gated(GatedMlp),
+    Dense(Mlp),
     Experts(Experts),
-    Plain(PlainMlp),
 }
 
 /// Attention to the output of an encoder, with its norm.
@@ -203,7 +202,7 @@ impl Block {
                     input_norm: norm(weights, before_feed_forward)?,
                     feed_forward: match feed_forward {
                         FeedForwardConfig::Gated => {
-                            FeedForward::Gated(GatedMlp::load(weights, &feed_forward_name, &config.mlp)?)
+                            FeedForward::Dense(Mlp::gated(weights, &feed_forward_name, &config.mlp)?)
                         }
                         FeedForwardConfig::Experts(experts) => FeedForward::Experts(Experts::load(
                             weights,
@@ -213,7 +212,7 @@ impl Block {
                         )?),
                         FeedForwardConfig::Plain(names) => {
                             let names = names.map(|part| format!("{name}.{part}"));
-                            FeedForward::Plain(PlainMlp::load(weights, names, &config.mlp)?)
+                            FeedForward::Dense(Mlp::plain(weights, names, &config.mlp)?)
                         }
                     },
                 }),
@@ -314,8 +313,7 @@ impl Block {
         let shared = self.input_norm.as_ref().filter(|_| self.is_parallel);
         let normed = Normed { norm: input_norm.as_ref().or(shared), x: input };
         let feed = |residual| match feed_forward {
-            FeedForward::Gated(gated) => Ok(gated.forward_normed(residual, normed, kernels)),
-            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed.compute(kernels), kernels)),
+            FeedForward::Dense(mlp) => Ok(mlp.forward_normed(residual, normed, kernels)),
             FeedForward::Experts(experts) => experts.forward(residual, normed.compute(kernels), kernels),
         };
         match norm {
@@ -350,7 +348,7 @@ impl Block {
     fn experts(&self) -> Option<&Experts> {
         match &self.feed_forward.as_ref()?.feed_forward {
             FeedForward::Experts(experts) => Some(experts),
-            FeedForward::Gated(_) | FeedForward::Plain(_) => None,
+            FeedForward::Dense(_) => None,
         }
     }
 }
@@ -359,8 +357,7 @@ impl NormedFeedForward {
     fn bytes(&self) -> usize {
         let norms = self.input_norm.iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
-            FeedForward::Gated(gated) => gated.bytes(),
-            FeedForward::Plain(plain) => plain.bytes(),
+            FeedForward::Dense(mlp) => mlp.bytes(),
             FeedForward::Experts(experts) => experts.bytes(),
         };
         norms.map(Norm::bytes).sum::<usize>() + feed_forward

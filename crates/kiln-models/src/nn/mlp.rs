@@ -45,20 +45,44 @@ pub(crate) fn activation(config: &ConfigFile, key: &str, name: Option<&str>) -> 
     }
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct GatedMlp {
-    /// `gate_proj` and `up_proj`, stacked.
-    gate_up_proj: Linear,
-    down_proj: Linear,
-    by: Gate,
+/// The step between the projections of a feed-forward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Between {
+    /// The first projection has gates, followed by as many values.
+    Gate(Gate),
+    Activation(Activation),
 }
 
-impl GatedMlp {
-    pub(crate) fn new(gate_up_proj: Linear, down_proj: Linear, by: Gate) -> Self {
-        Self { gate_up_proj, down_proj, by }
+impl Between {
+    /// Applies the step to the result of the first projection.
+    pub(crate) fn apply(self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        match self {
+            Self::Gate(by) => {
+                let half = x.dims()[2] / 2;
+                let (gate, up) = (x.clone().narrow(2, 0, half), x.narrow(2, half, half));
+                kernels.run(Gated { gate, up, by })
+            }
+            Self::Activation(activation) => kernels.run(Activate { x, activation }),
+        }
+    }
+}
+
+/// A feed-forward.
+#[derive(Clone, Debug)]
+pub(crate) struct Mlp {
+    /// The first projection: gate and values, stacked, or values alone.
+    up_proj: Linear,
+    between: Between,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    pub(crate) fn new(up_proj: Linear, between: Between, down_proj: Linear) -> Self {
+        Self { up_proj, between, down_proj }
     }
 
-    pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
+    /// Reads the projections of a feed-forward with a gate, in module `name`.
+    pub(crate) fn gated(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
         let &MlpConfig { hidden, intermediate, bias, fused, names, activation } = config;
         let part = |part: &str| format!("{name}.{part}");
         let ([gate, up, down], both) = (names.map(part), part("gate_up_proj"));
@@ -66,13 +90,22 @@ impl GatedMlp {
             false => &[(&gate, intermediate), (&up, intermediate)],
             true => &[(&both, 2 * intermediate)],
         };
-        let gate_up_proj = Linear::stacked(weights, parts, hidden, bias)?;
+        let up_proj = Linear::stacked(weights, parts, hidden, bias)?;
         let down_proj = Linear::load(weights, &down, [intermediate, hidden], bias)?;
-        Ok(Self { gate_up_proj, down_proj, by: activation.into() })
+        Ok(Self { up_proj, between: Between::Gate(activation.into()), down_proj })
+    }
+
+    /// Reads the projections with these names, of a feed-forward without a gate.
+    pub(crate) fn plain(weights: &mut dyn Weights, names: [String; 2], config: &MlpConfig) -> Result<Self> {
+        let &MlpConfig { hidden, intermediate, bias, activation, .. } = config;
+        let [up, down] = names;
+        let up_proj = Linear::load(weights, &up, [hidden, intermediate], bias)?;
+        let down_proj = Linear::load(weights, &down, [intermediate, hidden], bias)?;
+        Ok(Self { up_proj, between: Between::Activation(activation), down_proj })
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.gate_up_proj.bytes() + self.down_proj.bytes()
+        self.up_proj.bytes() + self.down_proj.bytes()
     }
 
     /// Applies the feed-forward to `x`, and adds `residual` if there is one.
@@ -80,7 +113,8 @@ impl GatedMlp {
     /// # Shapes
     /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        self.down_proj.forward_onto(residual, self.gated(x, kernels), kernels)
+        let inner = self.between.apply(self.up_proj.forward(x, kernels), kernels);
+        self.down_proj.forward_onto(residual, inner, kernels)
     }
 
     /// Applies [`forward`](Self::forward) to vectors that are not normed yet.
@@ -90,51 +124,15 @@ impl GatedMlp {
         normed: Normed<'_>,
         kernels: &Kernels,
     ) -> Tensor<3> {
-        let fused = match self.by {
-            Gate::Activated(activation) => self.gate_up_proj.fused(&normed, Then::Gate(activation), kernels),
-            Gate::Clamped { .. } => None,
+        let fused = match self.between {
+            Between::Gate(Gate::Activated(activation)) => {
+                self.up_proj.fused(&normed, Then::Gate(activation), kernels)
+            }
+            Between::Gate(Gate::Clamped { .. }) | Between::Activation(_) => None,
         };
-        let gated = fused.unwrap_or_else(|| self.gated(normed.compute(kernels), kernels));
-        self.down_proj.forward_onto(residual, gated, kernels)
-    }
-
-    /// Computes the input of the second projection.
-    fn gated(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let both = self.gate_up_proj.forward(x, kernels);
-        let half = both.dims()[2] / 2;
-        let (gate, up) = (both.clone().narrow(2, 0, half), both.narrow(2, half, half));
-        kernels.run(Gated { gate, up, by: self.by })
-    }
-}
-
-/// Two projections without a gate.
-#[derive(Debug)]
-pub(crate) struct PlainMlp {
-    fc1: Linear,
-    fc2: Linear,
-    activation: Activation,
-}
-
-impl PlainMlp {
-    /// Reads the projections with these names.
-    pub(crate) fn load(weights: &mut dyn Weights, names: [String; 2], config: &MlpConfig) -> Result<Self> {
-        let &MlpConfig { hidden, intermediate, bias, activation, .. } = config;
-        let [fc1, fc2] = names;
-        let fc1 = Linear::load(weights, &fc1, [hidden, intermediate], bias)?;
-        let fc2 = Linear::load(weights, &fc2, [intermediate, hidden], bias)?;
-        Ok(Self { fc1, fc2, activation })
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.fc1.bytes() + self.fc2.bytes()
-    }
-
-    /// Applies the feed-forward to `x`, and adds `residual` if there is one.
-    ///
-    /// # Shapes
-    /// All tensors are `[batch, tokens, hidden]`.
-    pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let x = self.fc1.forward(x, kernels);
-        self.fc2.forward_onto(residual, kernels.run(Activate { x, activation: self.activation }), kernels)
+        match fused {
+            Some(inner) => self.down_proj.forward_onto(residual, inner, kernels),
+            None => self.forward(residual, normed.compute(kernels), kernels),
+        }
     }
 }

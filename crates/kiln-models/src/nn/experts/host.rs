@@ -10,14 +10,14 @@ use std::sync::{
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic};
-use kiln_kernels::{Gate, Kernels};
+use kiln_kernels::Kernels;
 
 use super::{Biases, ExpertsConfig, Names};
 use crate::{
     HostRows, Weights,
     nn::{
         linear::Linear,
-        mlp::{GatedMlp, MlpConfig},
+        mlp::{Between, Mlp, MlpConfig},
     },
     weights::{no_host_experts, read_now},
 };
@@ -31,11 +31,11 @@ pub(super) struct HostExperts {
     experts: Vec<HostMlp>,
     /// Biases of the experts, on the device.
     biases: Option<Biases>,
-    gate: Gate,
+    between: Between,
     /// Number of experts that stay on the device.
     resident: usize,
     /// Experts on the device, from the least to the most recently used.
-    held: Mutex<Vec<(usize, GatedMlp)>>,
+    held: Mutex<Vec<(usize, Mlp)>>,
     used: AtomicU64,
     copied: AtomicU64,
     copied_bytes: AtomicU64,
@@ -88,7 +88,7 @@ impl HostExperts {
         Ok(Self {
             experts: of_all.into_iter().map(&mut load).collect::<Result<_>>()?,
             biases,
-            gate: config.gate(mlp),
+            between: config.between(mlp),
             resident,
             held: Mutex::default(),
             used: AtomicU64::new(0),
@@ -135,7 +135,7 @@ impl HostExperts {
         };
         let mut products = Vec::with_capacity(visits.len());
         let mut start = 0;
-        let mut multiply = |visit: &Visit, mlp: &GatedMlp| {
+        let mut multiply = |visit: &Visit, mlp: &Mlp| {
             products.push(mlp.forward(None, vectors.clone().narrow(1, start, visit.pairs.len()), kernels));
             start += visit.pairs.len();
         };
@@ -161,7 +161,7 @@ impl HostExperts {
 
     /// Groups the pairs by expert, given the expert of each pair in order. Returns the visits to experts on
     /// the device, and the visits to other experts.
-    fn visits(&self, experts: impl Iterator<Item = i64>) -> (Vec<(Visit, GatedMlp)>, Vec<Visit>) {
+    fn visits(&self, experts: impl Iterator<Item = i64>) -> (Vec<(Visit, Mlp)>, Vec<Visit>) {
         let mut pairs = vec![Vec::new(); self.experts.len()];
         for (pair, expert) in experts.enumerate() {
             // The kernel returns only valid expert numbers.
@@ -197,7 +197,7 @@ impl HostExperts {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory) if the device has no room for them.
-    fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<GatedMlp>> {
+    fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<Mlp>> {
         let state = DeviceState::of(device);
         let refusals = state.refusals();
         let own = || visits.iter().map(|visit| visit.expert);
@@ -215,22 +215,22 @@ impl HostExperts {
         Ok(copies)
     }
 
-    fn to_device(&self, expert: usize, device: &Device) -> GatedMlp {
+    fn to_device(&self, expert: usize, device: &Device) -> Mlp {
         let HostMlp { gate_up_proj, down_proj } = &self.experts[expert];
         let bias = |of: fn(&Biases) -> &Tensor<2>| {
             let biases = of(self.biases.as_ref()?).clone();
             let width = biases.dims()[1];
             Some(biases.narrow(0, expert, 1).reshape([width]))
         };
-        GatedMlp::new(
+        Mlp::new(
             Linear::new(gate_up_proj.to_device(device), bias(|biases| &biases.gate_up)),
+            self.between,
             Linear::new(down_proj.to_device(device), bias(|biases| &biases.down)),
-            self.gate,
         )
     }
 
     /// Keeps an expert on the device, evicting the least recently used one.
-    fn keep(&self, expert: usize, mlp: GatedMlp) {
+    fn keep(&self, expert: usize, mlp: Mlp) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         // Another generation may have copied it concurrently.
         if self.resident == 0 || held.iter().any(|(other, _)| *other == expert) {

@@ -14,7 +14,7 @@ pub(crate) use self::host::COPIED_AT_ONCE;
 use self::host::HostExperts;
 use super::{
     linear::Linear,
-    mlp::{GatedMlp, MlpConfig},
+    mlp::{Between, Mlp, MlpConfig},
 };
 use crate::{ConfigFile, Part, Rows, Weights};
 
@@ -117,8 +117,8 @@ impl Default for ExpertsConfig {
 }
 
 impl ExpertsConfig {
-    fn gate(&self, mlp: &MlpConfig) -> Gate {
-        self.gate.unwrap_or(Gate::Activated(mlp.activation))
+    fn between(&self, mlp: &MlpConfig) -> Between {
+        Between::Gate(self.gate.unwrap_or(Gate::Activated(mlp.activation)))
     }
 
     /// Checks that the numbers of experts are possible; `field` is the config field with the number of
@@ -170,7 +170,7 @@ struct Stacks {
     /// Down projections `[experts, hidden, intermediate]`.
     down_proj: MatrixStack,
     biases: Option<Biases>,
-    gate: Gate,
+    between: Between,
 }
 
 /// Biases of all experts.
@@ -258,7 +258,7 @@ impl GateUp {
 struct SharedExpert {
     /// Gate `[1, hidden]`.
     gate: Option<Linear>,
-    mlp: GatedMlp,
+    mlp: Mlp,
 }
 
 /// The tensors of one expert in a checkpoint.
@@ -302,7 +302,7 @@ impl Experts {
             let mlp = MlpConfig { intermediate: shared.width, ..*mlp };
             let gate = format!("{name}.shared_expert_gate");
             let gate = shared.gated.then(|| Linear::load(weights, &gate, [hidden, 1], false)).transpose()?;
-            let mlp = GatedMlp::load(weights, &format!("{name}.{}", shared.name), &mlp)?;
+            let mlp = Mlp::gated(weights, &format!("{name}.{}", shared.name), &mlp)?;
             Ok(SharedExpert { gate, mlp })
         });
         Ok(Self {
@@ -411,7 +411,7 @@ impl Stacks {
         let gate_up_proj = GateUp::load(weights, &of_all, [experts, intermediate, hidden])?;
         let down: Vec<_> = of_all.into_iter().map(|names| names.down).collect();
         let down_proj = weights.stack(&down, [experts, hidden, intermediate])?;
-        Ok(Self { gate_up_proj, down_proj, biases, gate: config.gate(mlp) })
+        Ok(Self { gate_up_proj, down_proj, biases, between: config.between(mlp) })
     }
 
     /// Applies the chosen experts to each token.
@@ -430,20 +430,20 @@ impl Stacks {
             let width = y.dims()[3];
             y.reshape([batch, tokens * chosen, width])
         };
-        let halves = |both: Tensor<3>| {
-            let width = both.dims()[2] / 2;
-            (both.clone().narrow(2, 0, width), both.narrow(2, width, width))
+        let joined = || match &self.gate_up_proj {
+            GateUp::Joined(both) => into(both),
+            GateUp::Apart([gate, up]) => Tensor::cat(vec![into(gate), into(up)], 2),
         };
-        let (gate, up) = match (&self.gate_up_proj, &self.biases) {
-            (GateUp::Joined(both), None) => halves(into(both)),
-            (GateUp::Joined(both), Some(biases)) => halves(add_biases(into(both), &biases.gate_up, &experts)),
-            (GateUp::Apart([gate, up]), None) => (into(gate), into(up)),
-            (GateUp::Apart([gate, up]), Some(biases)) => {
-                halves(add_biases(Tensor::cat(vec![into(gate), into(up)], 2), &biases.gate_up, &experts))
+        let inner = match (&self.gate_up_proj, self.between, &self.biases) {
+            (GateUp::Apart([gate, up]), Between::Gate(by), None) => {
+                kernels.run(Gated { gate: into(gate), up: into(up), by })
+            }
+            (.., None) => self.between.apply(joined(), kernels),
+            (.., Some(biases)) => {
+                self.between.apply(add_biases(joined(), &biases.gate_up, &experts), kernels)
             }
         };
-        let intermediate = gate.dims()[2];
-        let inner = kernels.run(Gated { gate, up, by: self.gate });
+        let intermediate = inner.dims()[2];
         let y = project(inner.reshape([batch, tokens, chosen, intermediate]), &self.down_proj);
         match &self.biases {
             Some(biases) => {
