@@ -1,10 +1,6 @@
 //! Architectures: config fields, blocks, and refused configs.
 
-use kiln::{
-    Model, Plan,
-    device::Opened,
-    expert::memory::{AttentionNeed, LayerNeed},
-};
+use kiln::{Model, Plan, device::Opened};
 use kiln_testkit::conformance::{self, Setup};
 use proptest::prelude::*;
 use safetensors::Dtype;
@@ -21,11 +17,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
 
 /// Returns the attention window of each block of `model`.
 fn windows(model: &Model) -> Vec<Option<usize>> {
-    let window = |need: LayerNeed| match need {
-        LayerNeed::Attention(AttentionNeed { window, .. }) => window,
-        need => panic!("{need:?}"),
-    };
-    model.causal().needs().into_iter().map(window).collect()
+    model.causal().needs().into_iter().map(|need| need.attention.unwrap().window).collect()
 }
 
 /// Loads the recorded model `name` with an edited config.

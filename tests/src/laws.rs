@@ -6,7 +6,7 @@ use kiln::{
     expert::{
         CacheSpec,
         kernels::{Choice, Kernels},
-        memory::{AttentionNeed, KvLayer, LayerCache, LayerNeed},
+        memory::{AttentionNeed, KvLayer, LayerNeed},
     },
 };
 use kiln_testkit::laws::{self, Subject};
@@ -146,7 +146,7 @@ fn rows_of_keys_and_values_of_different_shapes_see_what_they_see_alone() {
     for (device, opened) in devices() {
         let kernels = kernels(opened);
         for need in uneven_needs(device) {
-            let needs = [LayerNeed::Attention(need.clone())];
+            let needs = [LayerNeed::from(need.clone())];
             let mut have_shared = Vec::new();
             for text in caches() {
                 let plan = Plan::named(&text).unwrap();
@@ -172,14 +172,12 @@ fn rows_of_keys_and_values_of_different_shapes_see_what_they_see_alone() {
 fn recurrent_layers_obey_the_laws() {
     for (_, opened) in devices() {
         for need in laws::state_needs() {
-            let needs = [LayerNeed::Recurrent(need.clone())];
+            let needs = [LayerNeed::from(need.clone())];
             for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
                 let build = || {
                     let mut cache = plan.build(&needs, &kernels(opened).into()).unwrap();
-                    let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else {
-                        unreachable!("it is recurrent")
-                    };
-                    state.snapshot()
+                    let (_, layer) = cache.layers_mut().next().unwrap();
+                    layer.state.as_ref().unwrap().snapshot()
                 };
                 laws::state_conforms(&need, &build, &opened.device);
             }
@@ -192,7 +190,7 @@ fn cross_attention_layers_obey_the_laws() {
     for (_, opened) in devices() {
         for need in laws::attention_needs().into_iter().chain([need(None)]) {
             for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
-                let needs = [LayerNeed::EncoderDecoder(need.clone())];
+                let needs = [LayerNeed { encoder: true, ..need.clone().into() }];
                 let mut cache = plan.build(&needs, &kernels(opened).into()).unwrap();
                 laws::cross_conforms(&mut cache, &need, &opened.device);
             }

@@ -26,7 +26,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
 
 /// Creates the cache of a model with 32 layers.
 fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
-    let needs = vec![LayerNeed::Attention(NEED); LAYERS];
+    let needs = vec![LayerNeed::from(NEED); LAYERS];
     let plan = Plan { offload, ..Plan::named(plan).unwrap() };
     plan.build(&needs, &Kernels::new(Choice::Auto, device).unwrap().into()).unwrap()
 }
@@ -120,8 +120,8 @@ fn at_most_two_offloaded_layers_of_a_jamba_are_on_the_device() {
     let attends = |layer: usize| layer % 8 == 4;
     let needs: Vec<_> = (0..LAYERS)
         .map(|layer| match attends(layer) {
-            true => LayerNeed::Attention(NEED),
-            false => LayerNeed::Recurrent(state.clone()),
+            true => LayerNeed::from(NEED),
+            false => LayerNeed::from(state.clone()),
         })
         .collect();
     for (device, opened) in devices() {

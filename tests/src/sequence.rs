@@ -234,7 +234,7 @@ fn padded_rows_are_continued_together() {
         let uneven = after([&[20], &[30, 31, 32, 33, 34], &[]]);
         let (got, reuse) = go_on(model, &mut sequence, &uneven, &greedy(5));
         assert_eq!(reuse.reused + reuse.fed, uneven.iter().map(Vec::len).sum::<usize>(), "{what}");
-        let sees_all = |need: &LayerNeed| matches!(need, LayerNeed::Attention(need) if need.window.is_none());
+        let sees_all = |need: &LayerNeed| need.attention.as_ref().is_some_and(|need| need.window.is_none());
         let keeps_all = ["dynamic", "static"].contains(&plan.global.strategy.name);
         if keeps_all && model.causal().needs().iter().all(sees_all) {
             // The last token of each row, and the two tokens that differ.

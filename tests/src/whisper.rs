@@ -4,7 +4,7 @@ use burn::tensor::{Tensor, TensorData};
 use kiln::{
     Error, Model, Offload, Plan, TokenId,
     device::Opened,
-    expert::{Batch, Logits, cache_samples, memory::LayerCache},
+    expert::{Batch, Logits, cache_samples},
 };
 use kiln_testkit::conformance::{self, Setup};
 
@@ -257,7 +257,7 @@ fn wrong_missing_and_repeated_features_are_errors() {
     model.causal().forward(&prompt(Some(features(&model, 0, 1))), Logits::Last, &mut cache).unwrap();
     let again = error(&prompt(Some(features(&model, 1, 1))), &mut cache);
     assert!(again.contains("already stored"), "{again}");
-    let crosses = cache.layers_mut().filter(|(_, layer)| matches!(layer, LayerCache::EncoderDecoder { .. }));
+    let crosses = cache.layers_mut().filter(|(_, layer)| layer.encoder.is_some());
     assert_eq!(crosses.count(), 2);
     // More tokens than the 32 learned positions.
     let long = Batch::from_rows(&[vec![5; 30]], model.device()).unwrap();

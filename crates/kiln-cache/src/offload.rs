@@ -78,7 +78,7 @@ pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
 /// # Errors
 /// The errors of [`offload`].
 pub fn offload_one(cache: &mut ModelCache, blocks: &Range<usize>) -> Result<bool> {
-    let here = |layer: &LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
+    let here = |layer: &LayerCache| !layer.is_empty() && !layer.is_offloaded();
     let mut layers = cache.layers_mut().filter(|(block, _)| blocks.contains(block));
     let first = layers.find_map(|(block, layer)| here(layer).then_some(block));
     drop(layers);

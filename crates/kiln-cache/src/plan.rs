@@ -260,7 +260,7 @@ impl Plan {
     pub fn of_cache(&self, needs: &[LayerNeed], cache: &ModelCache) -> Result<Self> {
         let mut plan = self.clone();
         for (need, name) in needs.iter().zip(cache.strategies()) {
-            let (LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need)) = need else { continue };
+            let Some(need) = &need.attention else { continue };
             if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name) {
                 let spec = Self::named(name)?.global;
                 if need.window.is_some() { plan.windowed = spec } else { plan.global = spec }
@@ -282,7 +282,7 @@ impl Plan {
 
     /// Whether every block keeps its keys, values or states.
     pub fn remembers(&self, needs: &[LayerNeed]) -> bool {
-        let recurrent = needs.iter().any(|need| matches!(need, LayerNeed::Recurrent(_)));
+        let recurrent = needs.iter().any(|need| need.recurrent.is_some());
         attention(needs).all(|need| self.spec(need).factory.remembers())
             && (!recurrent || self.global.factory.remembers())
     }
@@ -323,15 +323,11 @@ impl Plan {
     }
 
     fn layer_bytes(&self, need: &LayerNeed, tokens: usize, element: usize) -> usize {
-        match need {
-            LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
-                self.spec(need).factory.bytes(need, tokens, element)
-            }
-            LayerNeed::Recurrent(_) if !self.global.factory.remembers() => 0,
-            // Sized so that one token can be truncated.
-            LayerNeed::Recurrent(need) => need.bytes(1, element),
-            LayerNeed::Nothing => 0,
-        }
+        let attention = |need| self.spec(need).factory.bytes(need, tokens, element);
+        let recurrent = need.recurrent.as_ref().filter(|_| self.global.factory.remembers());
+        // Sized so that one token can be truncated.
+        let recurrent = recurrent.map_or(0, |need| need.bytes(1, element));
+        need.attention.as_ref().map_or(0, attention).saturating_add(recurrent)
     }
 
     /// Creates the memory of a recurrent block, equal for all strategies except the one that remembers
@@ -351,15 +347,14 @@ impl Plan {
             .enumerate()
             .map(|(block, need)| {
                 let kernels = placement.of(block);
-                let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
-                Ok(match need {
-                    LayerNeed::Attention(need) => LayerCache::Attention(attention(need)?),
-                    LayerNeed::EncoderDecoder(need) => LayerCache::EncoderDecoder {
-                        decoder: attention(need)?,
-                        encoder: self.encoder.factory.build_encoder(need, kernels)?,
-                    },
-                    LayerNeed::Recurrent(need) => LayerCache::Recurrent(self.state(need, kernels)),
-                    LayerNeed::Nothing => LayerCache::Nothing,
+                let LayerNeed { attention, encoder, recurrent } = need;
+                let keys = attention.as_ref().map(|need| self.spec(need).factory.build(need, kernels));
+                let heard = attention.as_ref().filter(|_| *encoder);
+                let encoder = heard.map(|need| self.encoder.factory.build_encoder(need, kernels));
+                Ok(LayerCache {
+                    keys: keys.transpose()?,
+                    encoder: encoder.transpose()?,
+                    state: recurrent.as_ref().map(|need| self.state(need, kernels)),
                 })
             })
             .collect();
@@ -371,8 +366,5 @@ impl Plan {
 }
 
 fn attention(needs: &[LayerNeed]) -> impl Iterator<Item = &AttentionNeed> {
-    needs.iter().filter_map(|need| match need {
-        LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => Some(need),
-        LayerNeed::Recurrent(_) | LayerNeed::Nothing => None,
-    })
+    needs.iter().filter_map(|need| need.attention.as_ref())
 }

@@ -359,7 +359,10 @@ impl ModelCache {
         let of_group = |group: &RowGroup| {
             let of_layer =
                 |(block, layer): (usize, &LayerCache)| match (self.shared.blocks.get(block), group.region) {
-                    (Some(Some(_)), Some(region)) => Some(region.slots.saturating_sub(group.seq_len())),
+                    (Some(Some(_)), Some(region)) => {
+                        let keys = region.slots.saturating_sub(group.seq_len());
+                        Some(layer.state.as_ref().map_or(keys, |state| state.replayable().min(keys)))
+                    }
                     _ => layer.replayable(),
                 };
             group.layers.iter().enumerate().filter_map(of_layer).min()
@@ -523,7 +526,7 @@ impl ModelCache {
     /// without any.
     pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
         let blocks = self.groups.iter().take(1).flat_map(|group| &group.layers);
-        blocks.map(|layer| layer.keys().map(CacheLayer::name))
+        blocks.map(|layer| layer.keys.as_ref().map(|keys| keys.name()))
     }
 
     fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {

@@ -117,7 +117,7 @@ impl Architecture for DeepseekV3 {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use kiln_core::need::{AttentionNeed, LayerNeed};
+    use kiln_core::need::AttentionNeed;
     use serde_json::json;
 
     use crate::{ConfigFile, configure};
@@ -129,11 +129,8 @@ mod tests {
             "num_hidden_layers": 61, "num_attention_heads": 128,
         });
         let needs = configure(&ConfigFile::from_json(config)).unwrap().needs();
-        let bytes = |need: &LayerNeed| match need {
-            LayerNeed::Attention(need) => need.token_bytes(2),
-            _ => 0,
-        };
-        let held: usize = needs.iter().map(bytes).sum();
+        let held: usize =
+            needs.iter().filter_map(|need| need.attention.as_ref()).map(|need| need.token_bytes(2)).sum();
         let values = AttentionNeed::alike(128, 128);
         let keys = AttentionNeed::alike(128, 192);
         let expanded = 61 * (keys.token_bytes(2) + values.token_bytes(2)) / 2;

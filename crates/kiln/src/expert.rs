@@ -106,7 +106,7 @@ pub mod kernels {
 /// let model = Model::load(folder)?;
 /// let mut cache = model.cache(model.plan())?;
 /// for (_, layer) in cache.layers_mut() {
-///     *layer = LayerCache::Attention(Box::new(Memory::new(Concatenate, model.device())));
+///     layer.keys = Some(Box::new(Memory::new(Concatenate, model.device())));
 /// }
 /// let request = || model.generate("The Constitution").max_new_tokens(9).temperature(0.0);
 /// assert_eq!(request().cache(&mut cache).text()?, request().text()?);

@@ -13,7 +13,7 @@ use kiln_core::{
     budget::{Budget, Claim, system_has},
     device_state::DeviceState,
     layer::{KvLayer, Positions, StepShape},
-    model_cache::{LayerCache, ModelCache},
+    model_cache::ModelCache,
     need::{AttentionNeed, LayerNeed},
     stages::Stages,
 };
@@ -190,14 +190,10 @@ impl OomPolicy for QuantizeLayers {
         let before = cache.bytes_for(step);
         let spec = Plan::quantized(QuantizedSettings::default())?.global;
         for (block, need) in self.needs.iter().enumerate() {
-            let LayerNeed::Attention(need) = need else { continue };
+            let Some(need) = need.attention.as_ref().filter(|_| !need.encoder) else { continue };
             let own = cache.layers_mut().filter(|(i, _)| *i == block);
-            let layers: Vec<&mut Box<dyn KvLayer>> = own
-                .filter_map(|(_, layer)| match layer {
-                    LayerCache::Attention(kv) => Some(kv),
-                    _ => None,
-                })
-                .collect();
+            let layers: Vec<&mut Box<dyn KvLayer>> =
+                own.filter_map(|(_, layer)| layer.keys.as_mut()).collect();
             let views: Vec<&dyn KvLayer> = layers.iter().map(|layer| &***layer).collect();
             if self.helps(&views, need, &spec, step) {
                 for layer in layers {

@@ -1,21 +1,33 @@
-//! Memory of one block, of any kind.
+//! Memory of one block.
 
 use crate::{
     Result,
     layer::{CacheLayer, CrossLayer, KvLayer, Limits, StateLayer},
 };
 
-/// Memory of one block. The kind of memory matters to the model, hence an enum; the strategy does not, hence
-/// boxes.
-#[derive(Debug)]
-pub enum LayerCache {
-    Attention(Box<dyn KvLayer>),
-    EncoderDecoder { decoder: Box<dyn KvLayer>, encoder: Box<dyn CrossLayer> },
-    Recurrent(Box<dyn StateLayer>),
-    Nothing,
+/// Memory of one block: each kind that the block has. The kind matters to the model, hence fields; the strategy
+/// does not, hence boxes.
+#[derive(Debug, Default)]
+pub struct LayerCache {
+    /// Keys and values of the sequence.
+    pub keys: Option<Box<dyn KvLayer>>,
+    /// Keys and values of an encoder.
+    pub encoder: Option<Box<dyn CrossLayer>>,
+    pub state: Option<Box<dyn StateLayer>>,
+}
+
+impl From<Box<dyn KvLayer>> for LayerCache {
+    fn from(keys: Box<dyn KvLayer>) -> Self {
+        Self { keys: Some(keys), ..Self::default() }
+    }
 }
 
 impl LayerCache {
+    /// Whether the block remembers anything.
+    pub fn is_empty(&self) -> bool {
+        self.parts().next().is_none()
+    }
+
     /// Whether the layer is on the device only while it is used.
     pub fn is_offloaded(&self) -> bool {
         self.parts().any(CacheLayer::is_offloaded)
@@ -28,95 +40,54 @@ impl LayerCache {
 
     /// Copies the layer lazily: tensors are shared until either copy writes.
     pub(super) fn snapshot(&self) -> Self {
-        match self {
-            Self::Attention(kv) => Self::Attention(kv.snapshot()),
-            Self::EncoderDecoder { decoder, encoder } => {
-                Self::EncoderDecoder { decoder: decoder.snapshot(), encoder: encoder.snapshot() }
-            }
-            Self::Recurrent(state) => Self::Recurrent(state.snapshot()),
-            Self::Nothing => Self::Nothing,
+        Self {
+            keys: self.keys.as_ref().map(|keys| keys.snapshot()),
+            encoder: self.encoder.as_ref().map(|encoder| encoder.snapshot()),
+            state: self.state.as_ref().map(|state| state.snapshot()),
         }
     }
 
-    /// Returns the layer of the block's own keys and values.
-    pub(super) fn keys(&self) -> Option<&dyn KvLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
-            Self::Recurrent(_) | Self::Nothing => None,
-        }
-    }
-
-    pub(super) fn keys_mut(&mut self) -> Option<&mut dyn KvLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
-            Self::Recurrent(_) | Self::Nothing => None,
-        }
-    }
-
-    /// Returns the limits of the layer; `None` if it remembers nothing of the sequence.
-    pub(super) fn limits(&self) -> Option<Limits> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.limits()),
-            Self::Recurrent(state) => Some(state.limits()),
-            Self::Nothing => None,
-        }
+    /// Returns the limits of the layers that count the sequence's tokens.
+    pub(super) fn limits(&self) -> impl Iterator<Item = Limits> {
+        let keys = self.keys.iter().map(|keys| keys.limits());
+        keys.chain(self.state.iter().map(|state| state.limits()))
     }
 
     /// See [`KvLayer::replayable`]; `None` if there is nothing to write.
     pub(super) fn replayable(&self) -> Option<usize> {
-        match self {
-            Self::Attention(kv) => Some(kv.replayable()),
-            Self::Recurrent(state) => Some(state.replayable()),
-            Self::EncoderDecoder { encoder, .. } if encoder.is_offloaded() => Some(0),
-            Self::EncoderDecoder { decoder, .. } => Some(decoder.replayable()),
-            Self::Nothing => None,
+        if self.encoder.as_ref().is_some_and(|encoder| encoder.is_offloaded()) {
+            return Some(0);
         }
+        let keys = self.keys.iter().map(|keys| keys.replayable());
+        keys.chain(self.state.iter().map(|state| state.replayable())).min()
     }
 
     /// Counts a token that a replayed step stored.
     pub(super) fn replayed(&mut self) {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => kv.replayed(),
-            Self::Recurrent(state) => state.replayed(),
-            Self::Nothing => {}
-        }
+        self.keys.iter_mut().for_each(|keys| keys.replayed());
+        self.state.iter_mut().for_each(|state| state.replayed());
     }
 
-    /// Returns the layer that counts the sequence's tokens. An encoder's keys do not count them: decoding
+    /// Returns the layers that count the sequence's tokens. An encoder's keys do not count them: decoding
     /// leaves no trace there.
-    pub(super) fn timed(&self) -> Option<&dyn CacheLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
-            Self::Recurrent(state) => Some(&**state),
-            Self::Nothing => None,
-        }
+    pub(super) fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
+        let keys = self.keys.as_deref().map(|keys| keys as &dyn CacheLayer);
+        keys.into_iter().chain(self.state.as_deref().map(|state| state as &dyn CacheLayer))
     }
 
-    pub(super) fn timed_mut(&mut self) -> Option<&mut dyn CacheLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
-            Self::Recurrent(state) => Some(&mut **state),
-            Self::Nothing => None,
-        }
+    pub(super) fn timed_mut(&mut self) -> impl Iterator<Item = &mut dyn CacheLayer> {
+        let keys = self.keys.as_deref_mut().map(|keys| keys as &mut dyn CacheLayer);
+        keys.into_iter().chain(self.state.as_deref_mut().map(|state| state as &mut dyn CacheLayer))
     }
 
     pub(super) fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
-        let parts: [Option<&dyn CacheLayer>; 2] = match self {
-            Self::Attention(kv) => [Some(&**kv), None],
-            Self::EncoderDecoder { decoder, encoder } => [Some(&**decoder), Some(&**encoder)],
-            Self::Recurrent(state) => [Some(&**state), None],
-            Self::Nothing => [None, None],
-        };
-        parts.into_iter().flatten()
+        self.timed().chain(self.encoder.as_deref().map(|encoder| encoder as &dyn CacheLayer))
     }
 
     pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn CacheLayer> {
-        let parts: [Option<&mut dyn CacheLayer>; 2] = match self {
-            Self::Attention(kv) => [Some(&mut **kv), None],
-            Self::EncoderDecoder { decoder, encoder } => [Some(&mut **decoder), Some(&mut **encoder)],
-            Self::Recurrent(state) => [Some(&mut **state), None],
-            Self::Nothing => [None, None],
-        };
-        parts.into_iter().flatten()
+        let keys = self.keys.as_deref_mut().map(|keys| keys as &mut dyn CacheLayer);
+        let state = self.state.as_deref_mut().map(|state| state as &mut dyn CacheLayer);
+        let encoder = self.encoder.as_deref_mut().map(|encoder| encoder as &mut dyn CacheLayer);
+        [keys, state, encoder].into_iter().flatten()
     }
 }

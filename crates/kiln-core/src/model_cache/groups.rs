@@ -134,29 +134,23 @@ impl RowGroup {
 
     /// Iterates over the layers that count the sequence's tokens.
     pub(super) fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
-        self.layers.iter().filter_map(LayerCache::timed)
+        self.layers.iter().flat_map(LayerCache::timed)
     }
 
     pub(super) fn encoders(&self) -> impl Iterator<Item = &dyn CrossLayer> {
-        self.layers.iter().filter_map(|layer| match layer {
-            LayerCache::EncoderDecoder { encoder, .. } => Some(&**encoder),
-            _ => None,
-        })
+        self.layers.iter().filter_map(|layer| layer.encoder.as_deref())
     }
 
     pub(super) fn encoders_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn CrossLayer>> {
-        self.layers.iter_mut().filter_map(|layer| match layer {
-            LayerCache::EncoderDecoder { encoder, .. } => Some(encoder),
-            _ => None,
-        })
+        self.layers.iter_mut().filter_map(|layer| layer.encoder.as_mut())
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
-        self.layers.iter().filter_map(LayerCache::keys)
+        self.layers.iter().filter_map(|layer| layer.keys.as_deref())
     }
 
     pub(super) fn limits(&self) -> impl Iterator<Item = Limits> {
-        self.layers.iter().filter_map(LayerCache::limits)
+        self.layers.iter().flat_map(LayerCache::limits)
     }
 
     /// Returns the layers of these blocks.
@@ -180,6 +174,6 @@ impl RowGroup {
 
     /// Forgets all tokens after the first `len`, in every layer that has seen more.
     pub(super) fn truncate(&mut self, len: usize) -> Result<()> {
-        self.layers.iter_mut().filter_map(LayerCache::timed_mut).try_for_each(|layer| layer.truncate(len))
+        self.layers.iter_mut().flat_map(LayerCache::timed_mut).try_for_each(|layer| layer.truncate(len))
     }
 }

@@ -83,10 +83,7 @@ impl Pass<'_> {
     }
 
     fn parts_of_keys(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn KvLayer>>> {
-        self.parts(layer, "attention", |cache| match cache {
-            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
-            _ => None,
-        })
+        self.parts(layer, "attention", |cache| cache.keys.as_deref_mut())
     }
 
     /// Returns the keys and values of block `layer`: in a buffer that rows share, or as
@@ -104,7 +101,7 @@ impl Pass<'_> {
             row = rows.end;
             let wanted = Error::WrongMemory { layer, wanted: "attention" };
             let (Some(region), Some(own)) =
-                (group.region, group.layers.get_mut(layer).and_then(LayerCache::keys_mut))
+                (group.region, group.layers.get_mut(layer).and_then(|layer| layer.keys.as_deref_mut()))
             else {
                 return Err(wanted);
             };
@@ -126,18 +123,12 @@ impl Pass<'_> {
 
     /// Returns the encoder's keys and values for block `layer`.
     pub fn encoder(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn CrossLayer>>> {
-        self.parts(layer, "encoder", |cache| match cache {
-            LayerCache::EncoderDecoder { encoder, .. } => Some(&mut **encoder),
-            _ => None,
-        })
+        self.parts(layer, "encoder", |cache| cache.encoder.as_deref_mut())
     }
 
     /// Returns the recurrent state of block `layer`.
     pub fn recurrent(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn StateLayer>>> {
-        self.parts(layer, "recurrent", |cache| match cache {
-            LayerCache::Recurrent(state) => Some(&mut **state),
-            _ => None,
-        })
+        self.parts(layer, "recurrent", |cache| cache.state.as_deref_mut())
     }
 
     /// Makes the pass permanent.

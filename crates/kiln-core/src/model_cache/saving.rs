@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::Tensor;
 
-use super::{LayerCache, ModelCache, groups::RowGroup};
+use super::{ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
     layer::{CacheLayer, Kv, LayerState, Positions},
@@ -71,7 +71,7 @@ impl ModelCache {
         self.check_rows(rows)?;
         self.admits(tokens, false)?;
         let own = self.groups.iter_mut().flat_map(|group| &mut group.layers);
-        for (layer, (keys, values)) in own.filter_map(LayerCache::keys_mut).zip(layers) {
+        for (layer, (keys, values)) in own.filter_map(|layer| layer.keys.as_mut()).zip(layers) {
             let first = layer.span(tokens).query(tokens);
             let positions = Positions::all_at(first, rows, &keys.device());
             layer.update(keys, values, &positions)?;

@@ -134,7 +134,7 @@ impl ModelCache {
             return Vec::new();
         }
         let can = |&block: &usize| {
-            let mut layers = self.groups.iter().map(|group| group.layers[block].keys());
+            let mut layers = self.groups.iter().map(|group| group.layers[block].keys.as_ref());
             layers.all(|keys| keys.is_some_and(|keys| keys.slots_for(tokens).is_some()))
         };
         (0..self.blocks()).filter(can).collect()
@@ -150,7 +150,7 @@ impl ModelCache {
         let mut regions = Vec::with_capacity(self.groups.len());
         for group in &self.groups {
             let of_block =
-                |&block: &usize| group.layers[block].keys().and_then(|keys| keys.slots_for(tokens));
+                |&block: &usize| group.layers[block].keys.as_ref().and_then(|keys| keys.slots_for(tokens));
             let slots = wanted.iter().filter_map(of_block).max().unwrap_or(0).max(group.seq_len() + tokens);
             regions.push(Region { base, slots });
             base += slots * group.rows.or(self.rows).unwrap_or(1);
@@ -209,7 +209,7 @@ impl ModelCache {
         if let Some(region) = copy.region.take() {
             let rows = group.rows.or(self.rows).unwrap_or(1);
             for (shared, layer) in self.shared.blocks.iter().zip(&mut copy.layers) {
-                if let (Some(shared), Some(keys)) = (shared, layer.keys_mut()) {
+                if let (Some(shared), Some(keys)) = (shared, &mut layer.keys) {
                     keys.take_back(copied(shared, region, rows));
                 }
             }
@@ -219,7 +219,10 @@ impl ModelCache {
 }
 
 fn keys_of(layer: &mut LayerCache) -> Result<&mut dyn KvLayer> {
-    layer.keys_mut().ok_or_else(|| Error::Execution("a block without keys shares a buffer".to_owned()))
+    match &mut layer.keys {
+        Some(keys) => Ok(&mut **keys),
+        None => Err(Error::Execution("a block without keys shares a buffer".to_owned())),
+    }
 }
 
 /// Makes a layer give up its keys and values, and returns the first `len` positions of each row.

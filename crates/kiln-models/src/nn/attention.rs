@@ -127,7 +127,7 @@ impl AttentionConfig {
             window: reach.window(),
             rotary: ropes.zip(rope).map(|(ropes, rope)| ropes.of(rope).need()),
         };
-        if cross_attention { LayerNeed::EncoderDecoder(need) } else { LayerNeed::Attention(need) }
+        LayerNeed { encoder: cross_attention, ..need.into() }
     }
 
     /// Checks that the settings can be computed, with these rotations.

@@ -273,7 +273,7 @@ impl Configured for DecoderConfig {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
             MixerConfig::Latent(latent) => latent.need(self.ropes.as_ref()),
-            MixerConfig::State(state) => LayerNeed::Recurrent(state.need()),
+            MixerConfig::State(state) => state.need().into(),
         };
         self.blocks.iter().map(need).collect()
     }

@@ -51,7 +51,7 @@ const EPS: f64 = 1e-6;
 impl LatentConfig {
     /// Memory of a token: the rotated key, and the latent in place of a value.
     pub(crate) fn need(&self, ropes: Option<&Ropes>) -> LayerNeed {
-        LayerNeed::Attention(AttentionNeed {
+        LayerNeed::from(AttentionNeed {
             keys: Stream { heads: 1, width: self.rotated_dim },
             values: Stream { heads: 1, width: self.rank },
             window: None,

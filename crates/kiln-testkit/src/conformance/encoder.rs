@@ -3,7 +3,7 @@
 use kiln::{
     Model, Plan,
     burn::tensor::{Tensor, TensorData},
-    expert::{Batch, Logits, memory::LayerCache, read_back},
+    expert::{Batch, Logits, read_back},
 };
 
 use super::{Folder, Mismatch, case::Case, difference_of_logits};
@@ -37,11 +37,8 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
         let new = if cache.seq_len() == 0 { whole.clone() } else { vec![token] };
         batch = Batch::from_rows(&[new], model.device())?;
     }
-    let crosses = cache.layers_mut().filter_map(|(_, layer)| match layer {
-        LayerCache::EncoderDecoder { encoder, .. } => Some(encoder.seq_len()),
-        _ => None,
-    });
-    let crosses: Vec<usize> = crosses.collect();
+    let encoders = cache.layers_mut().filter_map(|(_, layer)| layer.encoder.as_ref());
+    let crosses: Vec<usize> = encoders.map(|encoder| encoder.seq_len()).collect();
     if let Some(len) = case.cross_len.filter(|len| crosses.iter().any(|cross| cross != len)) {
         return Err(Mismatch::new(format!("the encoder's keys are {crosses:?}, {len} were recorded")));
     }

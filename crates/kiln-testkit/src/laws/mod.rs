@@ -503,7 +503,7 @@ fn reset_is_new(subject: &Subject<'_>) {
 
 fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {
     match cache.layers_mut().next() {
-        Some((0, LayerCache::EncoderDecoder { encoder, .. })) => &mut **encoder,
+        Some((0, LayerCache { encoder: Some(encoder), .. })) => &mut **encoder,
         _ => unreachable!("there is one block, with an encoder"),
     }
 }

@@ -58,7 +58,7 @@ impl Hashing {
 
 impl CausalModel for Hashing {
     fn needs(&self) -> Vec<LayerNeed> {
-        vec![LayerNeed::Attention(AttentionNeed::alike(1, 1))]
+        vec![AttentionNeed::alike(1, 1).into()]
     }
 
     fn vocab(&self) -> usize {
@@ -155,7 +155,7 @@ pub(crate) mod cache {
 
     fn cache(policy: Fake) -> ModelCache {
         let layer = Memory::new(policy, &super::device());
-        ModelCache::new(vec![LayerCache::Attention(Box::new(layer))])
+        ModelCache::new(vec![LayerCache { keys: Some(Box::new(layer)), ..LayerCache::default() }])
     }
 
     /// Truncates no further than was promised.

@@ -10,7 +10,7 @@ use kiln_core::{
     batch::Batch,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
-    need::{LayerNeed, Stream},
+    need::Stream,
 };
 use kiln_kernels::{Choice, Kernels, Placement};
 use serde_json::json;
@@ -299,10 +299,8 @@ fn needs_follow_from_the_settings_of_each_block() {
     let needs: Vec<_> = config
         .needs()
         .into_iter()
-        .map(|need| match need {
-            LayerNeed::Attention(need) => (need.streams(), need.window, need.rotary.is_some()),
-            _ => unreachable!("all blocks have attention"),
-        })
+        .filter_map(|need| need.attention)
+        .map(|need| (need.streams(), need.window, need.rotary.is_some()))
         .collect();
     let stream = |heads, width| Stream { heads, width };
     let want = [
