@@ -1,7 +1,7 @@
 // y = act(x), with act in f32. One invocation per element. With activation.wgsl.
 
 alias elem = f32;
-// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1.
+// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1. 3: max(x, 0)^2.
 const ACTIVATION = 0u;
 
 struct Info {

@@ -19,7 +19,9 @@ fn activated(x: f32) -> f32 {
         return x * sigmoid(x);
     } else if ACTIVATION == 1u {
         return x * normal(x);
+    } else if ACTIVATION == 2u {
+        // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))
+        return x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * 0.7978845608);
     }
-    // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))
-    return x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * 0.7978845608);
+    return max(x, 0.0) * max(x, 0.0);
 }

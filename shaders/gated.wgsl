@@ -1,7 +1,8 @@
 // y = act(gate) * up, with act in f32, or a clamped gate. One invocation per element. With activation.wgsl.
 
 alias elem = f32;
-// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1. 3: clamped.
+// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1. 3: max(x, 0)^2.
+// 4: clamped.
 const ACTIVATION = 0u;
 
 struct Info {
@@ -38,7 +39,7 @@ fn main(
     let row = invocation / info.width / info.tokens;
     let x = f32(gate[dot(vec3(row, token, i), info.gate_strides)]);
     let value = up[dot(vec3(row, token, i), info.up_strides)];
-    if ACTIVATION == 3u {
+    if ACTIVATION == 4u {
         let limited = min(x, info.limit);
         y[invocation] = elem(limited * sigmoid(info.alpha * limited) * (clamp(f32(value), -info.limit, info.limit) + 1.0));
         return;

@@ -15,7 +15,8 @@ MODELS = [
     "llama", "mistral", "ministral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "smollm3", "olmo2", "olmo3", "exaone4",
     "granite", "cohere2", "glm4", "starcoder2", "gpt2", "gpt_neox", "phi", "seed_oss", "ernie4_5", "mamba", "falcon_mamba", "gpt_oss", "glm4_moe",
-    "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "lfm2", "lfm2_moe", "jamba", "whisper",
+    "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "lfm2", "lfm2_moe", "mamba2", "bamba", "granitemoehybrid",
+    "falcon_h1", "nemotron_h", "jamba", "whisper",
 ]  # fmt: skip
 
 
@@ -30,5 +31,6 @@ for model_type in MODELS:
     own = {name: default for name, default in fields(config).items() if of_all.get(name, "none") != default or name not in of_all}
     record["models"][model_type] = {"fields": own, "aliases": config.attribute_map}
 with open(sys.argv[1], "w") as file:
-    json.dump(record, file, indent=1)
+    # Infinity is written as configs have it.
+    json.dump(PreTrainedConfig._encode_special_floats(record), file, indent=1)
     file.write("\n")

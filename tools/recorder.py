@@ -88,10 +88,14 @@ class Recorder:
 
     def forward(self, made, name, case, chunks):
         """Feeds `chunks` one after the other through one cache."""
-        cache, logits = None, []
+        cache, logits, seen = {}, [], 0
         for chunk in chunks:
-            result = made(input_ids=chunk, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
+            # Bamba counts from 0 again if it is not told.
+            positions = torch.arange(seen, seen + chunk.shape[1])[None]
+            result = made(input_ids=chunk, position_ids=positions, **cache, use_cache=True)
+            seen += chunk.shape[1]
+            # Models without attention have another name for it.
+            cache = {key: result[key] for key in ("past_key_values", "cache_params") if key in result}
             logits.append(result.logits)
         logits = self.put(f"{name}.{case}.logits", torch.cat(logits, 1))
         chunks = [chunk.tolist() for chunk in chunks]

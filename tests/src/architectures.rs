@@ -344,6 +344,23 @@ fn unsupported_configs_are_errors() {
         ("lfm2", "layer_types", json!(["conv", "mamba", "conv", "conv"]), "known: full_attention, conv"),
         ("lfm2", "block_multiple_of", json!(0), "`block_multiple_of` is 0"),
         ("lfm2_moe", "num_dense_layers", json!(0), "no tensor `model.layers.0.feed_forward.gate.weight`"),
+        ("mamba2", "num_heads", json!(5), "`num_heads` 5 is no multiple of `n_groups` 2"),
+        ("mamba2", "head_dim", json!(9), "`num_heads` 4 times `head_dim` 9 is not `expand` times"),
+        ("mamba2", "time_step_limit", json!([1.0, 0.5]), "must be two ascending numbers from 0"),
+        ("mamba2", "hidden_act", json!("gelu"), "known: silu, swish"),
+        ("bamba", "mamba_d_head", json!("wide"), "`mamba_d_head` is neither `auto` nor a number"),
+        ("bamba", "mamba_expand", json!(3), "is not the width of the mixer, 96"),
+        ("bamba", "attn_layer_indices", json!([0]), "no tensor `model.layers.0.self_attn.q_proj.weight`"),
+        ("granitemoehybrid", "position_embedding_type", json!("learned"), "known: rope, nope"),
+        ("granitemoehybrid", "num_local_experts", json!(4), "router.weight` has shape [5, 32]"),
+        ("falcon_h1", "mamba_d_ssm", json!(60), "is not the width of the mixer, 60"),
+        ("falcon_h1", "ssm_multipliers", json!([1, 1, 0, 1, 1]), "`ssm_multipliers` is 0"),
+        ("falcon_h1", "mlp_multipliers", json!([1]), "`mlp_multipliers`"),
+        ("nemotron_h", "layers_block_type", json!(["mlp", "conv"]), "known: linear_attention"),
+        ("nemotron_h", "layers_block_type", json!([]), "`num_hidden_layers` is 0"),
+        ("nemotron_h", "mlp_hidden_act", json!("relu"), "`mlp_hidden_act` is `relu`; known"),
+        ("nemotron_h", "moe_latent_size", json!(12), "fc1_latent_proj.weight"),
+        ("nemotron_h", "time_step_min", json!(-1.0), "`time_step_min` is -1"),
         ("deepseek_v3", "kv_lora_rank", json!(19), "kv_a_proj_with_mqa.weight` has shape [28, 32]"),
         ("deepseek_v3", "v_head_dim", json!(9), "which a matrix of 4 heads with 21 rows each has not"),
         ("deepseek_v3", "num_key_value_heads", json!(2), "`num_key_value_heads` is 2"),
@@ -366,7 +383,7 @@ fn unsupported_configs_are_errors() {
         (
             "qwen3_5_text",
             "layer_types",
-            json!(["mamba", "mamba", "mamba", "mamba"]),
+            json!(["mamba", "mamba", "mamba", "conv"]),
             "known: full_attention, linear_attention",
         ),
         ("qwen3_next", "linear_num_value_heads", json!(6), "in_proj_qkvz.weight` has shape [128, 32]"),
@@ -392,7 +409,8 @@ fn unsupported_configs_are_errors() {
     let folder = copy_of("gemma2");
     let path = folder.path().join("config.json");
     let text = std::fs::read_to_string(&path).unwrap();
-    for number in ["NaN", "Infinity", "1e999"] {
+    let not_finite = "`attn_logit_softcapping`: invalid type: an object, infinity or NaN, expected a number";
+    for (number, why) in [("NaN", not_finite), ("Infinity", not_finite), ("1e999", "not valid JSON")] {
         std::fs::write(
             &path,
             text.replace(
@@ -401,7 +419,8 @@ fn unsupported_configs_are_errors() {
             ),
         )
         .unwrap();
-        assert!(refused(folder.path()).contains("not valid JSON"), "{number}");
+        let refused = refused(folder.path());
+        assert!(refused.contains(why), "{number}: {refused}");
     }
 }
 

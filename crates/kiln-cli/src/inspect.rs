@@ -184,7 +184,7 @@ fn json(
         "intermediate": sizes.intermediate,
         "vocab": sizes.vocab,
         "state_channels": sizes.state_channels,
-        "experts": sizes.experts.map(|ExpertSizes { experts, chosen, intermediate, shared, blocks }| {
+        "experts": sizes.experts.map(|ExpertSizes { experts, chosen, intermediate, shared, blocks, .. }| {
             serde_json::json!({
                 "experts": experts, "chosen": chosen, "intermediate": intermediate, "shared_intermediate": shared,
                 "blocks": blocks,

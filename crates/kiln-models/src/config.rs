@@ -51,6 +51,10 @@ pub struct ExpertSizes {
     pub chosen: usize,
     /// Width of each expert.
     pub intermediate: usize,
+    /// Numbers of the vectors that an expert sees.
+    pub inputs: usize,
+    /// Number of matrices of an expert: 3 with a gate, 2 without.
+    pub matrices: usize,
     /// Width of the expert that all tokens share; 0 if there is none.
     pub shared: usize,
     /// Number of blocks whose feed-forward is a mixture.
@@ -70,8 +74,10 @@ impl Sizes {
 
     /// Number of weight elements in routed experts; 0 if there are none.
     pub fn expert_elements(&self) -> u64 {
-        let Some(ExpertSizes { experts, intermediate, blocks, .. }) = self.experts else { return 0 };
-        let sizes = [3, self.hidden, intermediate, experts, blocks];
+        let Some(ExpertSizes { experts, intermediate, inputs, matrices, blocks, .. }) = self.experts else {
+            return 0;
+        };
+        let sizes = [matrices, inputs, intermediate, experts, blocks];
         sizes.iter().fold(1, |product: u64, &n| product.saturating_mul(n as u64))
     }
 
@@ -368,12 +374,20 @@ impl ConfigFile {
             let why = format!("`{key}` has {} entries, `num_hidden_layers` is {layers}", entries.len());
             return Err(self.error(&why));
         }
-        let is_yes = |entry: &Value| match entry.as_str() {
+        let is_yes = |entry: &Value| match entry.as_str().map(layer_type) {
             Some(name) if name == yes => Ok(true),
             Some(name) if name == no => Ok(false),
             _ => Err(self.error(&format!("`{key}` has {entry}; known: {yes}, {no}"))),
         };
         entries.iter().map(is_yes).collect::<Result<_>>().map(Some)
+    }
+
+    /// Returns the number that `value` is. Transformers writes infinity as `{"__float__": "Infinity"}`.
+    pub(crate) fn float(value: &Value) -> Option<f64> {
+        match value.get(FLOAT) {
+            Some(name) => name.as_str()?.parse().ok(),
+            None => value.as_f64(),
+        }
     }
 
     pub(crate) fn error(&self, why: &str) -> Error {
@@ -406,6 +420,15 @@ impl ConfigFile {
         default: Option<f64>,
     ) -> Result<Option<f64>> {
         self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
+    }
+}
+
+/// Returns the current name of a kind of block that older versions of Transformers call `name`.
+pub(crate) fn layer_type(name: &str) -> &str {
+    match name {
+        "attention" => "full_attention",
+        "mamba" => "linear_attention",
+        _ => name,
     }
 }
 
@@ -452,7 +475,8 @@ fn plainly(error: &serde_json::Error) -> String {
         None => ["usize", "u64", "u32"]
             .iter()
             .fold(text, |text, name| text.replace(&format!("expected {name}"), "expected a whole number"))
-            .replace("expected f64", "expected a number"),
+            .replace("expected f64", "expected a number")
+            .replace("invalid type: map", "invalid type: an object, infinity or NaN"),
     }
 }
 
@@ -472,6 +496,73 @@ pub(crate) fn read_json(source: &dyn Source, name: &str) -> Result<Option<Value>
 }
 
 fn parsed(path: &Path, text: &[u8]) -> Result<Value> {
-    serde_json::from_slice(text)
-        .map_err(|e| Error::File { path: path.to_owned(), why: format!("is not valid JSON: {e}") })
+    // Python writes numbers that JSON does not have.
+    let plain = || serde_json::from_str(&with_named_floats(str::from_utf8(text).ok()?)).ok();
+    serde_json::from_slice(text).or_else(|e| {
+        let wrong = || Error::File { path: path.to_owned(), why: format!("is not valid JSON: {e}") };
+        plain().ok_or_else(wrong)
+    })
+}
+
+/// The field of the object that stands for a number that JSON does not have, in configs of Transformers 5.
+const FLOAT: &str = "__float__";
+
+/// Replaces `Infinity`, `-Infinity` and `NaN` by the objects that stand for them.
+fn with_named_floats(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    // Strings are the odd parts. A quote after a backslash is within one.
+    let (mut is_string, mut is_escaped) = (false, false);
+    let parts = text.split_inclusive(|c: char| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && is_string && !is_escaped;
+        is_string ^= ends;
+        ends
+    });
+    for (i, part) in parts.enumerate() {
+        if !i.is_multiple_of(2) {
+            plain.push_str(part);
+            continue;
+        }
+        let mut rest = part;
+        while let Some(at) = rest.find(['I', 'N', '-']) {
+            let (before, from) = rest.split_at(at);
+            plain.push_str(before);
+            match ["-Infinity", "Infinity", "NaN"].into_iter().find(|name| from.starts_with(name)) {
+                Some(name) => {
+                    plain.push_str(&format!("{{\"{FLOAT}\": \"{name}\"}}"));
+                    rest = &from[name.len()..];
+                }
+                None => {
+                    plain.push_str(&from[..1]);
+                    rest = &from[1..];
+                }
+            }
+        }
+        plain.push_str(rest);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn configs_may_have_the_numbers_of_python() {
+        let text =
+            br#"{"time_step_limit": [0.0, Infinity], "low": -Infinity, "name": "a \" Infinity", "n": -1}"#;
+        let limit = |name: &str| json!({ "__float__": name });
+        let json = json!({
+            "time_step_limit": [0.0, limit("Infinity")], "low": limit("-Infinity"), "name": "a \" Infinity", "n": -1,
+        });
+        assert_eq!(parsed(Path::new("config.json"), text).unwrap(), json);
+        assert_eq!(ConfigFile::float(&json["low"]), Some(f64::NEG_INFINITY));
+        assert_eq!(ConfigFile::float(&json["n"]), Some(-1.0));
+        assert!(parsed(Path::new("config.json"), b"[Infinite]").is_err());
+        assert!(parsed(Path::new("config.json"), b"{").is_err());
+    }
 }

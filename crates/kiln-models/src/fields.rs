@@ -138,6 +138,19 @@ const MAMBA: &[&str] = &[
     "vocab_size",
 ];
 
+/// Fields of Mamba-2 mixers in models that have other blocks, too.
+const MAMBA_2: &[&str] = &[
+    "mamba_conv_bias",
+    "mamba_d_conv",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_expand",
+    "mamba_n_groups",
+    "mamba_n_heads",
+    "mamba_proj_bias",
+    "time_step_limit",
+];
+
 /// Fields that say how weights are initialized and which kernels compute.
 const MAMBA_IDLE: &[&str] = &[
     "rescale_prenorm_residual",
@@ -294,6 +307,124 @@ static FIELDS: &[Fields] = &[
     of("ernie4_5", &[DECODER, ROPE], &["hidden_act", "use_bias"], &[]),
     of("mamba", &[MAMBA], &[], MAMBA_IDLE).layer_types(),
     of("falcon_mamba", &[MAMBA], &["mixer_rms_eps"], MAMBA_IDLE).layer_types(),
+    of(
+        "mamba2",
+        &[MAMBA],
+        &["head_dim", "n_groups", "num_heads", "time_step_limit"],
+        // Rounding aside, results do not depend on the chunks in which Transformers scans.
+        &[
+            "chunk_size",
+            "rescale_prenorm_residual",
+            "time_step_floor",
+            "time_step_max",
+            "time_step_min",
+            "time_step_rank",
+        ],
+    )
+    .layer_types(),
+    of(
+        "bamba",
+        &[DECODER, ROPE, LLAMA, MAMBA_2],
+        &["attn_layer_indices", "layer_types", "layers_block_type"],
+        &["mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"],
+    )
+    .layer_types(),
+    of(
+        "granitemoehybrid",
+        &[DECODER, ROPE, MAMBA_2],
+        &[
+            "attention_bias",
+            "attention_multiplier",
+            "embedding_multiplier",
+            "hidden_act",
+            "layer_types",
+            "layers_block_type",
+            "logits_scaling",
+            "num_experts_per_tok",
+            "num_local_experts",
+            "position_embedding_type",
+            "residual_multiplier",
+            "shared_intermediate_size",
+        ],
+        &["mamba_chunk_size", "output_router_logits", "router_aux_loss_coef"],
+    )
+    .layer_types(),
+    of(
+        "falcon_h1",
+        &[DECODER, ROPE, LLAMA, MAMBA_2],
+        &[
+            "attention_in_multiplier",
+            "attention_out_multiplier",
+            "embedding_multiplier",
+            "key_multiplier",
+            "lm_head_multiplier",
+            "mamba_d_ssm",
+            "mamba_norm_before_gate",
+            "mamba_rms_norm",
+            "mlp_multipliers",
+            "projectors_bias",
+            "ssm_in_multiplier",
+            "ssm_multipliers",
+            "ssm_out_multiplier",
+        ],
+        // All blocks are of one kind.
+        &["layer_types", "mamba_chunk_size", "num_logits_to_keep"],
+    )
+    .layer_types(),
+    of(
+        "nemotron_h",
+        &[DECODER],
+        &[
+            "conv_kernel",
+            "hybrid_override_pattern",
+            "layer_norm_epsilon",
+            "layer_types",
+            "layers_block_type",
+            "mamba_head_dim",
+            "mamba_hidden_act",
+            "mamba_num_heads",
+            "mlp_bias",
+            "mlp_hidden_act",
+            "moe_intermediate_size",
+            "moe_latent_size",
+            "moe_shared_expert_intermediate_size",
+            "n_group",
+            "n_groups",
+            "n_routed_experts",
+            "norm_topk_prob",
+            "num_experts_per_tok",
+            "num_local_experts",
+            "routed_scaling_factor",
+            "ssm_state_size",
+            "time_step_min",
+            "topk_group",
+            "use_bias",
+            "use_conv_bias",
+        ],
+        // The model of Transformers reads none of these. Blocks that predict further tokens are not read.
+        &[
+            "attention_bias",
+            "chunk_size",
+            "expand",
+            "hidden_dropout",
+            "mamba_proj_bias",
+            "mamba_ssm_cache_dtype",
+            "moe_shared_expert_overlap",
+            "mtp_layers_block_type",
+            "n_shared_experts",
+            "num_logits_to_keep",
+            "num_nextn_predict_layers",
+            "output_router_logits",
+            "rescale_prenorm_residual",
+            "residual_in_fp32",
+            "sliding_window",
+            "time_step_floor",
+            "time_step_limit",
+            "time_step_max",
+            "use_mamba_kernels",
+        ],
+    )
+    .layer_types(),
     of(
         "gpt_oss",
         &[DECODER, ROPE],

@@ -56,7 +56,7 @@ impl Architecture for GptNeoX {
             embeddings: "embed_in",
             norm: "final_layer_norm",
             attention: "attention",
-            head_alias: Some("embed_out"),
+            aliases: &[("embed_out.", "lm_head.")],
             ..decoder.names
         };
         let head_dim = decoder.sizes.head_dim;

@@ -67,12 +67,12 @@ impl Architecture for GptOss {
             experts: fields.num_experts.or(fields.num_local_experts).unwrap_or(128),
             chosen: fields.num_experts_per_tok.unwrap_or(4),
             intermediate: decoder.sizes.intermediate,
-            shared: None,
             // The softmax of the chosen logits.
             router: RouterConfig::softmax(true),
             bias: true,
             gate: Some(Gate::Clamped { alpha, limit }),
             names: ExpertNames { transposed: true, interleaved: true, ..ExpertNames::new("router") },
+            ..ExpertsConfig::default()
         };
         experts.check(config, "num_local_experts")?;
         decoder.set_experts(experts, |_| true);

@@ -11,7 +11,7 @@ use crate::{
     mamba,
     nn::{
         attention::AttentionConfig,
-        block::{BlockConfig, FeedForwardConfig, MixerConfig},
+        block::{BlockConfig, FeedForwardConfig, MixerConfig, StateConfig},
         decoder::DecoderConfig,
         experts::{ExpertNames, ExpertsConfig, RouterConfig},
         mamba::{MambaConfig, MixerNorms},
@@ -97,10 +97,7 @@ impl Architecture for Jamba {
                 return Err(config.error(&why));
             }
         }
-        if !matches!(&*fields.hidden_act, "silu" | "swish") {
-            let why = format!("`hidden_act` is `{}`; known: silu, swish", fields.hidden_act);
-            return Err(config.error(&why));
-        }
+        mamba::check_silu(config, "hidden_act", &fields.hidden_act)?;
         let mamba = MambaConfig {
             hidden,
             channels: fields.mamba_expand * hidden,
@@ -111,7 +108,7 @@ impl Architecture for Jamba {
             conv_bias: fields.mamba_conv_bias,
             norms: MixerNorms::Weighted(common.eps),
         };
-        let mut decoder = DecoderConfig::mamba(common, mamba);
+        let mut decoder = DecoderConfig::of_states(common, StateConfig::Mamba(mamba));
         decoder.float32_residual = false;
         decoder.names = Names {
             norm: "final_layernorm",

@@ -51,7 +51,7 @@ impl Architecture for Lfm2Moe {
                 scale: config.positive("routed_scaling_factor", scale)? as f32,
                 ..RouterConfig::softmax(fields.norm_topk_prob.unwrap_or(true))
             },
-            names: ExpertNames { gate, up, down, ..ExpertNames::new("gate") },
+            names: ExpertNames { gate: Some(gate), up, down, ..ExpertNames::new("gate") },
             ..ExpertsConfig::default()
         };
         experts.check(config, "num_experts")?;

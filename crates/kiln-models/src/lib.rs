@@ -14,6 +14,7 @@ use kiln_core::{
 };
 use kiln_kernels::Placement;
 
+mod bamba;
 pub mod checkpoint;
 mod cohere2;
 mod config;
@@ -21,6 +22,7 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod ernie4_5;
 mod exaone4;
+mod falcon_h1;
 mod falcon_mamba;
 mod fields;
 mod gemma;
@@ -33,15 +35,18 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granitemoehybrid;
 mod jamba;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod mamba;
+mod mamba2;
 mod ministral3;
 mod mistral;
 mod mixtral;
 mod multimodal;
+mod nemotron_h;
 mod nn;
 mod olmo2;
 mod olmo3;
@@ -166,6 +171,11 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &jamba::Jamba,
     &lfm2::Lfm2,
     &lfm2_moe::Lfm2Moe,
+    &mamba2::Mamba2,
+    &bamba::Bamba,
+    &granitemoehybrid::GraniteMoeHybrid,
+    &nemotron_h::NemotronH,
+    &falcon_h1::FalconH1,
     &whisper::Whisper,
 ];
 

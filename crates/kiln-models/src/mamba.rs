@@ -10,6 +10,7 @@ use crate::{
     Architecture, ConfigFile, Configured, Sizes,
     config::Common,
     nn::{
+        block::StateConfig,
         decoder::DecoderConfig,
         mamba::{MambaConfig, MixerNorms},
     },
@@ -73,38 +74,15 @@ impl Fields {
     /// Returns the decoder's config. `norms` are the additional norms of the mixer.
     pub(crate) fn decoder(self, config: &ConfigFile, norms: MixerNorms) -> Result<DecoderConfig> {
         let hidden = self.hidden_size;
-        // Limits far above any model, and far below the point where the product of two overflows.
-        for (name, value, largest) in [
-            ("num_hidden_layers", self.num_hidden_layers, 4096),
-            ("hidden_size", hidden, 1 << 20),
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("state_size", self.state_size, 1 << 12),
-            ("conv_kernel", self.conv_kernel, 1 << 8),
-            ("expand", self.expand, 1 << 6),
-        ] {
-            config.check(name, value, largest)?;
-        }
+        config.check("state_size", self.state_size, 1 << 12)?;
+        config.check("conv_kernel", self.conv_kernel, 1 << 8)?;
         let time_step_rank = time_step_rank(config, "time_step_rank", &self.time_step_rank, hidden)?;
-        if !matches!(&*self.hidden_act, "silu" | "swish") {
-            let why = format!("`hidden_act` is `{}`; known: silu, swish", self.hidden_act);
-            return Err(config.error(&why));
-        }
+        check_silu(config, "hidden_act", &self.hidden_act)?;
         let eps = config.positive("layer_norm_epsilon", self.layer_norm_epsilon)?;
+        let sizes = sizes(config, [self.num_hidden_layers, hidden, self.vocab_size], self.expand)?;
         // Like transformers, which does not read `intermediate_size`.
-        let channels = self.expand * hidden;
-        let sizes = Sizes {
-            layers: self.num_hidden_layers,
-            hidden,
-            heads: 0,
-            kv_heads: 0,
-            head_dim: 0,
-            intermediate: channels,
-            vocab: self.vocab_size,
-            positions: Sizes::ANY_LENGTH,
-            tied: self.tie_word_embeddings,
-            state_channels: channels,
-            experts: None,
-        };
+        let channels = sizes.intermediate;
+        let sizes = Sizes { tied: self.tie_word_embeddings, state_channels: channels, ..sizes };
         let mamba = MambaConfig {
             hidden,
             channels,
@@ -115,9 +93,51 @@ impl Fields {
             conv_bias: self.use_conv_bias,
             norms,
         };
-        let mut decoder = DecoderConfig::mamba(Common { sizes, eps }, mamba);
+        let mut decoder = DecoderConfig::of_states(Common { sizes, eps }, StateConfig::Mamba(mamba));
         decoder.float32_residual = self.residual_in_fp32;
         Ok(decoder)
+    }
+}
+
+/// Returns the sizes of a model without attention, whose mixers are `expand` times as wide as hidden states.
+///
+/// # Errors
+/// [`Error::File`](kiln_core::Error::File) for an impossible number of layers, hidden states or tokens.
+pub(crate) fn sizes(
+    config: &ConfigFile,
+    [layers, hidden, vocab]: [usize; 3],
+    expand: usize,
+) -> Result<Sizes> {
+    // Limits far above any model, and far below the point where the product of two overflows.
+    for (name, value, largest) in [
+        ("num_hidden_layers", layers, 4096),
+        ("hidden_size", hidden, 1 << 20),
+        ("vocab_size", vocab, 1 << 24),
+        ("expand", expand, 1 << 6),
+    ] {
+        config.check(name, value, largest)?;
+    }
+    let intermediate = expand * hidden;
+    Ok(Sizes {
+        layers,
+        hidden,
+        heads: 0,
+        kv_heads: 0,
+        head_dim: 0,
+        intermediate,
+        vocab,
+        positions: Sizes::ANY_LENGTH,
+        tied: false,
+        state_channels: intermediate,
+        experts: None,
+    })
+}
+
+/// Checks that the activation in field `name` is the one that mixers have.
+pub(crate) fn check_silu(config: &ConfigFile, name: &str, activation: &str) -> Result<()> {
+    match activation {
+        "silu" | "swish" => Ok(()),
+        _ => Err(config.error(&format!("`{name}` is `{activation}`; known: silu, swish"))),
     }
 }
 

@@ -64,7 +64,7 @@ impl Architecture for Mixtral {
             experts: fields.num_experts.unwrap_or(fields.num_local_experts),
             chosen: fields.num_experts_per_tok,
             intermediate: common.sizes.intermediate,
-            names: ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::new("gate") },
+            names: ExpertNames { gate: Some("w1"), up: "w3", down: "w2", ..ExpertNames::new("gate") },
             router: RouterConfig::softmax(true),
             ..ExpertsConfig::default()
         };
@@ -73,7 +73,7 @@ impl Architecture for Mixtral {
         decoder.set_windows(windows);
         decoder.set_experts(experts, |_| true);
         decoder.names.feed_forward = "block_sparse_moe";
-        decoder.names.feed_forward_alias = Some("mlp");
+        decoder.names.aliases = &[(".mlp.", ".block_sparse_moe.")];
         decoder.mlp.activation = mlp::activation(config, "hidden_act", Some(&fields.hidden_act))?;
         Ok(Box::new(decoder))
     }

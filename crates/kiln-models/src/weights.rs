@@ -177,6 +177,11 @@ impl From<Tensor<2>> for Rows {
 }
 
 impl Rows {
+    /// Device of the first block, which is that of all.
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.blocks.first().map(Matrix::device)
+    }
+
     /// Looks up the rows with the indices `ids` `[batch, tokens]`, as `[batch, tokens, width]`.
     pub(crate) fn select(&self, ids: Tensor<2, Int>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens] = ids.dims();

@@ -5,8 +5,8 @@ use crate::{
     layer::{CacheLayer, CrossLayer, KvLayer, Limits, StateLayer},
 };
 
-/// Memory of one block: each kind that the block has. The kind matters to the model, hence fields; the strategy
-/// does not, hence boxes.
+/// Memory of one block: each kind that the block has. The kind matters to the model, hence fields; the
+/// strategy does not, hence boxes.
 #[derive(Debug, Default)]
 pub struct LayerCache {
     /// Keys and values of the sequence.

@@ -107,7 +107,7 @@ impl Checked for Activate {
             })
         };
         let mut cases = Vec::new();
-        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for activation in Activation::ALL {
             for x in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
                 let layouts = [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)];
                 cases.extend(layouts.map(|layout| case(x, layout, activation, 1.0)));
@@ -127,7 +127,14 @@ const SHADER: Shader = Shader {
         include_str!("../../../../shaders/activate.wgsl"),
         include_str!("../../../../shaders/activation.wgsl"),
     ),
-    options: &[|| &["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
+    options: &[|| {
+        &[
+            "const ACTIVATION = 0u;",
+            "const ACTIVATION = 1u;",
+            "const ACTIVATION = 2u;",
+            "const ACTIVATION = 3u;",
+        ]
+    }],
 };
 
 #[cfg(feature = "cube")]

@@ -20,6 +20,13 @@ pub enum Activation {
     Gelu,
     /// An approximation of [`Gelu`](Self::Gelu): `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`
     GeluTanh,
+    /// `max(x, 0)²` (So et al., 2021, <https://arxiv.org/abs/2109.08668>)
+    ReluSquared,
+}
+
+impl Activation {
+    /// All of them, in the order of the shaders' options.
+    pub(crate) const ALL: [Self; 4] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::ReluSquared];
 }
 
 impl Activation {
@@ -33,6 +40,7 @@ impl Activation {
                 let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
                 x / ((u * -2.0).exp() + 1.0)
             }
+            Self::ReluSquared => x.clamp_min(0.0).square(),
         }
     }
 }
@@ -64,6 +72,12 @@ mod native {
                     let u = 2.0 * 0.797_884_6 * (*x * *x * 0.044_715 + 1.0) * *x;
                     let bound = if u < -80.0 { -80.0 } else { u };
                     *x /= 1.0 + exp(-bound);
+                }
+            }
+            Activation::ReluSquared => {
+                for x in numbers {
+                    let above = if *x > 0.0 { *x } else { 0.0 };
+                    *x = above * above;
                 }
             }
         }
@@ -118,8 +132,10 @@ pub(crate) mod cube {
             x * sigmoid(x)
         } else if comptime!(activation == Activation::Gelu) {
             x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * ROOT_OF_HALF))
-        } else {
+        } else if comptime!(activation == Activation::GeluTanh) {
             x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * ROOT)
+        } else {
+            max(x, 0.0) * max(x, 0.0)
         }
     }
 }

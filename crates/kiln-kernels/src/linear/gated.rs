@@ -45,7 +45,7 @@ impl Gate {
     fn option(self) -> (usize, [f32; 2]) {
         match self {
             Self::Activated(activation) => (activation as usize, [0.0; 2]),
-            Self::Clamped { alpha, limit } => (3, [alpha, limit]),
+            Self::Clamped { alpha, limit } => (4, [alpha, limit]),
         }
     }
 }
@@ -162,7 +162,7 @@ impl Checked for Gated {
                 cases.extend([1.0, 100.0].map(|times| case_of([3, 5, 257], layout, clamped, times)));
             }
         }
-        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for activation in Activation::ALL {
             for gate in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
                 let layouts = [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)];
                 cases.extend(layouts.map(|layout| case(gate, layout, activation, 1.0)));
@@ -188,6 +188,7 @@ const SHADER: Shader = Shader {
             "const ACTIVATION = 1u;",
             "const ACTIVATION = 2u;",
             "const ACTIVATION = 3u;",
+            "const ACTIVATION = 4u;",
         ]
     }],
 };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::{
     linear::{packed::PackedMatrix, unpack::Unpack},
@@ -40,6 +40,13 @@ impl Matrix {
         match self {
             Self::Dense(numbers) => numbers.shape().num_elements() * numbers.dtype().size(),
             Self::Packed(packed) => packed.words.shape().num_elements() * packed.words.dtype().size(),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Dense(numbers) => numbers.device(),
+            Self::Packed(packed) => packed.words.device(),
         }
     }
 

@@ -220,7 +220,7 @@ impl Checked for NormedLinear {
                 cases.push(case([rows, tokens, 96], output, given, order));
             }
         }
-        for activation in [Activation::Gelu, Activation::GeluTanh] {
+        for activation in Activation::ALL {
             cases.push(case([1, 3, 80], 96, Given::Gate(activation), order));
         }
         cases.push(case([1, 1, 4096], 16, rotate(1, 8, 4, 1), NormOrder::CastThenScale));

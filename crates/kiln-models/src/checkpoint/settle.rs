@@ -132,11 +132,14 @@ impl Checkpoint {
     /// `[experts, 2 · intermediate, hidden]` and `experts.down_proj`, as newer versions of Transformers write
     /// them, and their biases.
     fn part_experts(&mut self, names: &TensorNames) -> Result<()> {
-        let Some(ExpertTensors { matrices: [gate, up, down], transposed, interleaved }) = names.experts
-        else {
+        let Some(ExpertTensors { gate, up, down, transposed, interleaved }) = names.experts else {
             return Ok(());
         };
-        for (end, parts) in [("gate_up_proj", &[gate, up][..]), ("down_proj", &[down][..])] {
+        let first = match gate {
+            Some(gate) => ("gate_up_proj", vec![gate, up]),
+            None => ("up_proj", vec![up]),
+        };
+        for (end, parts) in [first, ("down_proj", vec![down])] {
             for (suffix, kind) in [("", "weight"), ("_bias", "bias")] {
                 let end = format!(".experts.{end}{suffix}");
                 let ends = |(name, entry): &(&String, &Entry)| {

@@ -13,7 +13,7 @@ use kiln_kernels::{
 };
 
 use super::{
-    linear::Linear,
+    linear::{Factors, Linear},
     norm::{Norm, NormKind, Normed},
     places::{Frame, Places, Tables},
     rope::{RopeKind, Ropes},
@@ -49,6 +49,8 @@ pub(crate) struct AttentionConfig {
     pub(crate) gate: Option<&'static str>,
     /// Norms of queries and keys before rotation.
     pub(crate) head_norms: Option<HeadNorms>,
+    /// Factors of hidden states, of queries, keys and values before rotation, and of the output.
+    pub(crate) factors: Factors<3>,
     /// Factor that queries are multiplied by.
     pub(crate) scale: f64,
     /// Whether queries are also multiplied by the model's [`QueryTemperature`].
@@ -111,6 +113,7 @@ impl AttentionConfig {
             fused: None,
             gate: None,
             head_norms: None,
+            factors: Factors::NONE,
             scale,
             tempered: false,
             sinks: false,
@@ -189,8 +192,12 @@ impl Attention {
         let gate = config.gate.map(part);
         parts.extend(gate.as_deref().map(|gate| (gate, mixed)));
         let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
-        let qkv_proj = Linear::stacked_where(weights, &parts, hidden, has_bias)?;
+        let Factors { input, parts: [of_queries, of_keys, of_values], output } = config.factors;
+        let gates = config.gate.map_or(0, |_| mixed);
+        let factors = [(of_queries, queries), (of_keys, keys), (of_values, values), (1.0, gates)];
+        let qkv_proj = Linear::stacked_where(weights, &parts, hidden, has_bias)?.times(input, &factors);
         let o_proj = Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?;
+        let o_proj = o_proj.times(1.0, &[(output, hidden)]);
         let mut head_norm = |name: &str, len| Norm::load(weights, &part(name), len, norm);
         let head_norms = match config.head_norms {
             None => None,

@@ -15,8 +15,10 @@ use super::{
     decoder::DecoderConfig,
     delta_net::{DeltaNet, DeltaNetConfig},
     experts::{Experts, ExpertsConfig},
+    hybrid::{Hybrid, HybridConfig},
     latent::{LatentAttention, LatentConfig},
     mamba::{Mamba, MambaConfig},
+    mamba2::{Mamba2, Mamba2Config},
     mlp::Mlp,
     names::NormNames,
     norm::{Norm, Normed},
@@ -40,12 +42,16 @@ pub(crate) enum MixerConfig {
     Attention(AttentionConfig),
     Latent(LatentConfig),
     State(StateConfig),
+    Hybrid(HybridConfig),
+    /// The block is only a feed-forward.
+    Nothing,
 }
 
 /// Settings of a mixer with states.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StateConfig {
     Mamba(MambaConfig),
+    Mamba2(Mamba2Config),
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
 }
@@ -54,6 +60,7 @@ impl StateConfig {
     pub(crate) fn need(&self) -> RecurrentNeed {
         match self {
             Self::Mamba(mamba) => mamba.need(),
+            Self::Mamba2(mamba) => mamba.need(),
             Self::DeltaNet(delta) => delta.need(),
             Self::ShortConv(conv) => conv.need(),
         }
@@ -68,6 +75,7 @@ impl StateConfig {
     ) -> Result<Box<dyn StateMixer>> {
         Ok(match self {
             Self::Mamba(mamba) => Box::new(Mamba::load(weights, name, mamba, dtype)?),
+            Self::Mamba2(mamba) => Box::new(Mamba2::load(weights, name, mamba, dtype)?),
             Self::DeltaNet(delta) => Box::new(DeltaNet::load(weights, name, delta, dtype)?),
             Self::ShortConv(conv) => Box::new(ShortConv::load(weights, name, conv, dtype)?),
         })
@@ -102,7 +110,8 @@ impl BlockConfig {
     pub(crate) fn attention_config(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Latent(_) | MixerConfig::State(_) => None,
+            MixerConfig::Hybrid(hybrid) => Some(&hybrid.attention),
+            MixerConfig::Latent(_) | MixerConfig::State(_) | MixerConfig::Nothing => None,
         }
     }
 }
@@ -113,6 +122,7 @@ enum Mixer {
     Attention(Attention),
     Latent(LatentAttention),
     State(Box<dyn StateMixer>),
+    Hybrid(Hybrid),
 }
 
 #[derive(Debug)]
@@ -141,7 +151,8 @@ struct NormedFeedForward {
 #[derive(Debug)]
 pub(crate) struct Block {
     input_norm: Option<Norm>,
-    mixer: Mixer,
+    /// `None` if the block is only a feed-forward.
+    mixer: Option<Mixer>,
     /// Norm of the mixer's output, for models with norms after.
     mixer_norm: Option<Norm>,
     cross_attention: Option<NormedCrossAttention>,
@@ -166,25 +177,30 @@ impl Block {
         };
         let NormNames { before_mixer, after_mixer, before_feed_forward, after_feed_forward } =
             config.names.norms;
-        let mixer_name = match block.mixer {
-            MixerConfig::Attention(_) | MixerConfig::Latent(_) => {
-                format!("{name}.{}", config.names.attention)
-            }
-            MixerConfig::State(_) => format!("{name}.{}", config.names.state_space),
-        };
+        let attention_name = format!("{name}.{}", config.names.attention);
+        let state_name = format!("{name}.{}", config.names.state_space);
         let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
-        let input_norm = norm(weights, before_mixer)?;
+        let has_mixer = !matches!(block.mixer, MixerConfig::Nothing);
+        let input_norm = norm(weights, before_mixer.filter(|_| has_mixer))?;
         let dtype = input_norm.as_ref().map_or(DType::F32, Norm::dtype);
         Ok(Self {
-            mixer_norm: norm(weights, after_mixer)?,
+            mixer_norm: norm(weights, after_mixer.filter(|_| has_mixer))?,
             mixer: match block.mixer {
-                MixerConfig::Attention(attention) => {
-                    Mixer::Attention(Attention::load(weights, &mixer_name, &attention, config.norm)?)
-                }
+                MixerConfig::Attention(attention) => Some(Mixer::Attention(Attention::load(
+                    weights,
+                    &attention_name,
+                    &attention,
+                    config.norm,
+                )?)),
                 MixerConfig::Latent(latent) => {
-                    Mixer::Latent(LatentAttention::load(weights, &mixer_name, latent)?)
+                    Some(Mixer::Latent(LatentAttention::load(weights, &attention_name, latent)?))
                 }
-                MixerConfig::State(state) => Mixer::State(state.load(weights, &mixer_name, dtype)?),
+                MixerConfig::State(state) => Some(Mixer::State(state.load(weights, &state_name, dtype)?)),
+                MixerConfig::Hybrid(hybrid) => {
+                    let names = [&*attention_name, &*state_name];
+                    Some(Mixer::Hybrid(Hybrid::load(weights, names, &hybrid, config.norm, dtype)?))
+                }
+                MixerConfig::Nothing => None,
             },
             cross_attention: match block.attention_config().filter(|attention| attention.cross_attention) {
                 None => None,
@@ -235,24 +251,10 @@ impl Block {
         pass: &mut Pass<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let dtype = self.input_norm.as_ref().map_or(x.dtype(), Norm::dtype);
         let input = x.clone();
-        let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone().cast(dtype) };
-        let mix = |residual| match &self.mixer {
-            Mixer::Attention(attention) => {
-                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
-            }
-            Mixer::Latent(attention) => {
-                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
-            }
-            Mixer::State(state) => {
-                state.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
-            }
-        };
-        let x = match &self.mixer_norm {
-            None if x.dtype() == dtype && self.residual_scale.is_none() => mix(Some(x))?,
-            None => self.scaled(mix(None)?.cast(x.dtype())) + x,
-            Some(norm) => x + self.scaled(norm.forward(mix(None)?, kernels)),
+        let x = match &self.mixer {
+            Some(mixer) => self.mix(mixer, x, layer, places, pass, kernels)?,
+            None => x,
         };
         let x = match &self.cross_attention {
             Some(NormedCrossAttention { norm, attention }) => {
@@ -263,6 +265,37 @@ impl Block {
         };
         let input = if self.is_parallel { input } else { x.clone() };
         self.feed(input, x, kernels)
+    }
+
+    /// Adds to `x` the output of the mixer, with its norms.
+    fn mix(
+        &self,
+        mixer: &Mixer,
+        x: Tensor<3>,
+        layer: usize,
+        places: &mut Places<'_>,
+        pass: &mut Pass<'_>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let dtype = self.input_norm.as_ref().map_or(x.dtype(), Norm::dtype);
+        let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone().cast(dtype) };
+        let mix = |residual| match mixer {
+            Mixer::Attention(attention) => {
+                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
+            }
+            Mixer::Latent(attention) => {
+                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
+            }
+            Mixer::Hybrid(hybrid) => hybrid.forward(residual, normed, layer, places, pass, kernels),
+            Mixer::State(state) => {
+                state.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
+            }
+        };
+        match &self.mixer_norm {
+            None if x.dtype() == dtype && self.residual_scale.is_none() => mix(Some(x)),
+            None => Ok(self.scaled(mix(None)?.cast(x.dtype())) + x),
+            Some(norm) => Ok(x + self.scaled(norm.forward(mix(None)?, kernels))),
+        }
     }
 
     /// Multiplies the output of a half of the block by the factor of the model.
@@ -281,8 +314,8 @@ impl Block {
     pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let normed = Normed { norm: self.input_norm.as_ref(), x: x.clone() }.compute(kernels);
         let x = match &self.mixer {
-            Mixer::Attention(attention) => attention.encode(x, normed, kernels),
-            Mixer::Latent(_) | Mixer::State(_) => unreachable!("an encoder has attention"),
+            Some(Mixer::Attention(attention)) => attention.encode(x, normed, kernels),
+            _ => unreachable!("an encoder has attention"),
         };
         self.feed(x.clone(), x, kernels)
     }
@@ -327,9 +360,11 @@ impl Block {
     pub(crate) fn bytes(&self) -> WeightBytes {
         let norms = self.input_norm.iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
-            Mixer::Attention(attention) => attention.bytes(),
-            Mixer::Latent(attention) => attention.bytes(),
-            Mixer::State(state) => state.bytes(),
+            Some(Mixer::Attention(attention)) => attention.bytes(),
+            Some(Mixer::Latent(attention)) => attention.bytes(),
+            Some(Mixer::State(state)) => state.bytes(),
+            Some(Mixer::Hybrid(hybrid)) => hybrid.bytes(),
+            None => 0,
         };
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);

@@ -21,7 +21,6 @@ use super::{
     block::{Block, BlockConfig, FeedForwardConfig, MixerConfig, StateConfig},
     experts::ExpertsConfig,
     linear::Linear,
-    mamba::MambaConfig,
     mlp::MlpConfig,
     names::{ByHead, Names, NormNames, TensorNames},
     norm::{Norm, NormKind},
@@ -83,7 +82,12 @@ impl DecoderConfig {
         decoder
     }
 
-    /// Creates [`new`](Self::new) settings without positions.
+    /// Creates the settings of [`new`](Self::new), but without positions.
+    pub(crate) fn without_positions(Common { sizes, eps }: Common) -> Self {
+        Self::without_ropes(sizes, NormKind::rms(eps))
+    }
+
+    /// Creates the settings of [`new`](Self::new) with this kind of norms, but without positions.
     pub(crate) fn without_ropes(sizes: Sizes, norm: NormKind) -> Self {
         Self {
             blocks: vec![BlockConfig::attention(AttentionConfig::new(&sizes)); sizes.layers],
@@ -138,10 +142,10 @@ impl DecoderConfig {
         }
     }
 
-    /// Creates a decoder whose blocks are Mamba mixers alone.
-    pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
+    /// Creates a decoder whose blocks are mixers with states alone. Names are those of Mamba.
+    pub(crate) fn of_states(Common { sizes, eps }: Common, mixer: StateConfig) -> Self {
         Self {
-            blocks: vec![BlockConfig::alone(MixerConfig::State(StateConfig::Mamba(mamba))); sizes.layers],
+            blocks: vec![BlockConfig::alone(MixerConfig::State(mixer)); sizes.layers],
             float32_residual: true,
             names: Names {
                 model: "backbone",
@@ -185,7 +189,8 @@ impl DecoderConfig {
     pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::Latent(_) | MixerConfig::State(_) => None,
+            MixerConfig::Hybrid(hybrid) => Some(&mut hybrid.attention),
+            _ => None,
         })
     }
 
@@ -225,9 +230,16 @@ impl DecoderConfig {
             block.feed_forward = Some(FeedForwardConfig::Experts(experts));
             blocks += 1;
         }
-        let ExpertsConfig { experts, chosen, intermediate, shared, .. } = experts;
-        let sizes =
-            ExpertSizes { experts, chosen, intermediate, shared: shared.map_or(0, |s| s.width), blocks };
+        let ExpertsConfig { experts, chosen, intermediate, latent, shared, names, .. } = experts;
+        let sizes = ExpertSizes {
+            experts,
+            chosen,
+            intermediate,
+            inputs: latent.unwrap_or(self.sizes.hidden),
+            matrices: 2 + usize::from(names.gate.is_some()),
+            shared: shared.map_or(0, |s| s.width),
+            blocks,
+        };
         self.sizes.experts = (blocks > 0).then_some(sizes);
     }
 
@@ -274,6 +286,8 @@ impl Configured for DecoderConfig {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
             MixerConfig::Latent(latent) => latent.need(self.ropes.as_ref()),
             MixerConfig::State(state) => state.need().into(),
+            MixerConfig::Hybrid(hybrid) => hybrid.need(self.ropes.as_ref()),
+            MixerConfig::Nothing => LayerNeed::default(),
         };
         self.blocks.iter().map(need).collect()
     }

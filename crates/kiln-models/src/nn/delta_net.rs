@@ -3,19 +3,14 @@
 //! its value differs from what the state has for its key.
 
 use burn::tensor::{DType, Tensor};
-use kiln_core::{
-    Result,
-    layer::StateLayer,
-    model_cache::RowPart,
-    need::{RecurrentNeed, RingEntries, RingNeed},
-};
+use kiln_core::{Result, layer::StateLayer, model_cache::RowPart, need::RecurrentNeed};
 use kiln_kernels::{Activation, Gated, Kernels, MatrixRule, MatrixScan};
 
 use super::{
     linear::Linear,
     norm::{Norm, NormKind},
     places::Places,
-    states::{Convolution, Scanned, StateMixer, States},
+    states::{Convolution, Scanned, StateMixer, States, matrix_rings, matrix_scan},
 };
 use crate::Weights;
 
@@ -54,8 +49,7 @@ impl DeltaNetConfig {
     pub(crate) fn need(&self) -> RecurrentNeed {
         let &Self { heads, key_dim, value_dim, conv_width, .. } = self;
         let channels = self.channels();
-        let state = RingNeed { groups: heads * key_dim, width: value_dim, entries: RingEntries::OlderState };
-        let journal = RingNeed { groups: 1, width: channels + 2 * heads, entries: RingEntries::Journal };
+        let [state, journal] = matrix_rings([heads, key_dim, value_dim], channels + 2 * heads);
         RecurrentNeed { rings: vec![Convolution::need(channels, conv_width), state, journal] }
     }
 }
@@ -141,7 +135,7 @@ impl StateMixer for DeltaNet {
                 key_heads,
                 positions: positions.clone(),
             };
-            scanned([&x, &steps].map(|x| frame.own(x)), rings, journaled, scan, kernels)
+            matrix_scan([&x, &steps].map(|x| frame.own(x)), rings, journaled, scan, kernels)
         });
         memory.store()?;
 
@@ -151,28 +145,4 @@ impl StateMixer for DeltaNet {
         let gated = kernels.run(Gated { gate, up, by: Activation::Silu.into() });
         Ok(self.out_proj.forward_onto(residual, gated, kernels))
     }
-}
-
-/// Scans the tokens of a part of a layer with `journaled` tokens in its journal. `inputs` are what the tokens
-/// bring along. `scan` makes the kernel from such inputs, state and journal, and the numbers of tokens in the
-/// journal before and after.
-fn scanned(
-    inputs: [Tensor<3>; 2],
-    [convolved, state, journal]: [Tensor<4>; 3],
-    journaled: usize,
-    scan: impl Fn(Tensor<3>, Tensor<3>, [Tensor<4>; 2], [usize; 2]) -> MatrixScan,
-    kernels: &Kernels,
-) -> (Tensor<3>, [Tensor<4>; 3]) {
-    let (tokens, slots) = (inputs[0].dims()[1], journal.dims()[2]);
-    let (mut memory, mut before) = ([state, journal], journaled);
-    if before > 0 && before + tokens > slots {
-        // New tokens would overwrite those of the journal: the state sees these first.
-        let [x, steps] = [0, 1].map(|i: usize| inputs[i].clone().narrow(1, 0, 0));
-        (_, memory) = kernels.run(scan(x, steps, memory, [before, 0]));
-        before = 0;
-    }
-    let after = (before + tokens).min(slots / 2);
-    let [x, steps] = inputs;
-    let (y, [state, journal]) = kernels.run(scan(x, steps, memory, [before, after]));
-    (y, [convolved, state, journal])
 }

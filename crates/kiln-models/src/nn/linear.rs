@@ -1,6 +1,6 @@
 //! A linear projection, `y = x Wᵀ + b`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor, TensorData};
 use kiln_kernels::{Kernels, NormedLinear, Then};
 
 use super::norm::{Norm, Normed};
@@ -11,6 +11,24 @@ pub(crate) struct Linear {
     /// Weight `[out, in]`, as checkpoints store it.
     weight: Rows,
     bias: Option<Tensor<1>>,
+    /// Factors of the results, in float32, `[1, 1, out]`.
+    factors: Option<Tensor<3>>,
+}
+
+/// Factors around a projection with `N` parts, such as queries, keys and values, and of the projection after
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Factors<const N: usize> {
+    /// Factor of the vectors that are projected.
+    pub(crate) input: f64,
+    /// Factors of the results of each part.
+    pub(crate) parts: [f64; N],
+    /// Factor of the results of the second projection.
+    pub(crate) output: f64,
+}
+
+impl<const N: usize> Factors<N> {
+    pub(crate) const NONE: Self = Self { input: 1.0, parts: [1.0; N], output: 1.0 };
 }
 
 impl From<Rows> for Linear {
@@ -67,17 +85,34 @@ impl Linear {
                 biases.into_iter().map(|bias| bias.unwrap_or_else(zeros)).collect();
             if biases.len() == 1 { biases.remove(0) } else { Tensor::cat(biases, 0) }
         });
-        Ok(Self { weight, bias })
+        Ok(Self::new(weight, bias))
     }
 
     /// Creates a projection from `weight` `[out, in]` and `bias`.
     pub(crate) fn new(weight: Rows, bias: Option<Tensor<1>>) -> Self {
-        Self { weight, bias }
+        Self { weight, bias, factors: None }
+    }
+
+    /// Multiplies vectors by `input` before the projection, and the results by the factors in `parts`, given
+    /// with numbers of results.
+    pub(crate) fn times(self, input: f64, parts: &[(f64, usize)]) -> Self {
+        if input == 1.0 && parts.iter().all(|(factor, _)| *factor == 1.0) {
+            return self;
+        }
+        let Some(device) = self.weight.device() else { return self };
+        let all =
+            parts.iter().flat_map(|&(factor, width)| std::iter::repeat_n((input * factor) as f32, width));
+        let all: Vec<f32> = all.collect();
+        let shape = [1, 1, all.len()];
+        let factors = Tensor::from_data(TensorData::new(all, shape), (&device, DType::F32));
+        Self { bias: self.bias.map(|bias| bias / input), factors: Some(factors), ..self }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
-        self.weight.bytes() + bias
+        let factors =
+            self.factors.as_ref().map_or(0, |factors| factors.shape().num_elements() * size_of::<f32>());
+        self.weight.bytes() + bias + factors
     }
 
     /// Projects `x`.
@@ -85,12 +120,18 @@ impl Linear {
     /// # Shapes
     /// `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        self.weight.project(x, self.bias.as_ref(), None, kernels)
+        let y = self.weight.project(x, self.bias.as_ref(), None, kernels);
+        match &self.factors {
+            Some(factors) => y.clone() * factors.clone().cast(y.dtype()),
+            None => y,
+        }
     }
 
     /// Applies norm, [`forward`](Self::forward) and `then` in one launch; `None` if there is no such kernel.
     pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
-        let Some(Norm::Rms { weight: scale, eps, order }) = normed.norm else { return None };
+        let (Some(Norm::Rms { weight: scale, eps, order }), None) = (normed.norm, &self.factors) else {
+            return None;
+        };
         let fused = NormedLinear {
             x: normed.x.clone(),
             scale: scale.clone(),
@@ -111,6 +152,10 @@ impl Linear {
         x: Tensor<3>,
         kernels: &Kernels,
     ) -> Tensor<3> {
-        self.weight.project(x, self.bias.as_ref(), residual, kernels)
+        match (residual, &self.factors) {
+            (Some(residual), Some(_)) => residual + self.forward(x, kernels),
+            (None, Some(_)) => self.forward(x, kernels),
+            (residual, None) => self.weight.project(x, self.bias.as_ref(), residual, kernels),
+        }
     }
 }

@@ -4,7 +4,10 @@ use burn::tensor::Tensor;
 use kiln_core::Result;
 use kiln_kernels::{Activate, Activation, Gate, Gated, Kernels, Then};
 
-use super::{linear::Linear, norm::Normed};
+use super::{
+    linear::{Factors, Linear},
+    norm::Normed,
+};
 use crate::{ConfigFile, Sizes, Weights};
 
 /// Settings of a feed-forward block.
@@ -17,6 +20,8 @@ pub(crate) struct MlpConfig {
     pub(crate) fused: bool,
     /// Names of the projections to the gate and to the values, and of the output projection.
     pub(crate) names: [&'static str; 3],
+    /// Factors of hidden states, of gate and values, and of the output.
+    pub(crate) factors: Factors<2>,
     pub(crate) activation: Activation,
 }
 
@@ -27,7 +32,15 @@ impl MlpConfig {
     /// Creates settings with three matrices, SiLU, and no biases.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, intermediate, .. } = sizes;
-        Self { hidden, intermediate, bias: false, fused: false, names: NAMES, activation: Activation::Silu }
+        Self {
+            hidden,
+            intermediate,
+            bias: false,
+            fused: false,
+            names: NAMES,
+            factors: Factors::NONE,
+            activation: Activation::Silu,
+        }
     }
 }
 
@@ -38,8 +51,9 @@ pub(crate) fn activation(config: &ConfigFile, key: &str, name: Option<&str>) -> 
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" => Ok(Activation::Gelu),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "relu2" => Ok(Activation::ReluSquared),
         _ => {
-            let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast";
+            let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, relu2";
             Err(config.error(&format!("`{key}` is `{name}`; {known}")))
         }
     }
@@ -83,7 +97,7 @@ impl Mlp {
 
     /// Reads the projections of a feed-forward with a gate, in module `name`.
     pub(crate) fn gated(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
-        let &MlpConfig { hidden, intermediate, bias, fused, names, activation } = config;
+        let &MlpConfig { hidden, intermediate, bias, fused, names, factors, activation } = config;
         let part = |part: &str| format!("{name}.{part}");
         let ([gate, up, down], both) = (names.map(part), part("gate_up_proj"));
         let parts: &[(&str, usize)] = match fused {
@@ -92,6 +106,8 @@ impl Mlp {
         };
         let up_proj = Linear::stacked(weights, parts, hidden, bias)?;
         let down_proj = Linear::load(weights, &down, [intermediate, hidden], bias)?;
+        let up_proj = up_proj.times(factors.input, &factors.parts.map(|factor| (factor, intermediate)));
+        let down_proj = down_proj.times(1.0, &[(factors.output, hidden)]);
         Ok(Self { up_proj, between: Between::Gate(activation.into()), down_proj })
     }
 

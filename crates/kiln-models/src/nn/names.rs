@@ -26,8 +26,6 @@ pub(crate) struct Names {
     pub(crate) norm: &'static str,
     /// Name of the matrix that turns hidden states into logits.
     pub(crate) head: &'static str,
-    /// Name of the head in checkpoints of other versions of Transformers.
-    pub(crate) head_alias: Option<&'static str>,
     pub(crate) norms: NormNames,
     /// Name of a mixer that is attention.
     pub(crate) attention: &'static str,
@@ -35,8 +33,8 @@ pub(crate) struct Names {
     pub(crate) state_space: &'static str,
     /// Name of a block's feed-forward.
     pub(crate) feed_forward: &'static str,
-    /// Name of the feed-forward in checkpoints of other versions of Transformers.
-    pub(crate) feed_forward_alias: Option<&'static str>,
+    /// Parts of names in checkpoints of other versions of Transformers, and their counterparts.
+    pub(crate) aliases: &'static [(&'static str, &'static str)],
     /// Ends of the names of matrices that are stored as `[in, out]`.
     pub(crate) transposed: &'static [&'static str],
 }
@@ -84,12 +82,11 @@ impl Default for Names {
             layers: "layers",
             norm: "norm",
             head: "lm_head",
-            head_alias: None,
             norms: NormNames::before("input_layernorm", "post_attention_layernorm"),
             attention: "self_attn",
             state_space: "mamba",
             feed_forward: "mlp",
-            feed_forward_alias: None,
+            aliases: &[],
             transposed: &[],
         }
     }
@@ -110,7 +107,7 @@ pub struct TensorNames {
     /// Prefixes of the names of blocks, such as `model.layers.`, and the number of blocks with each.
     pub(crate) blocks: Vec<(String, usize)>,
     /// Parts of names in other versions of Transformers, and their counterparts here.
-    pub(crate) aliases: Vec<(String, String)>,
+    pub(crate) aliases: Vec<(&'static str, &'static str)>,
     /// Tensors of experts, if there are any.
     pub(crate) experts: Option<ExpertTensors>,
     /// Ends of the names of tensors that are stored in another order, after the name of their module.
@@ -123,8 +120,10 @@ pub struct TensorNames {
 /// Tensors of experts, and their order where one tensor holds those of all experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertTensors {
-    /// Names of the matrices of an expert: gate, up and down.
-    pub(crate) matrices: [&'static str; 3],
+    /// Names of the matrices of an expert; those without a gate have two.
+    pub(crate) gate: Option<&'static str>,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
     /// Whether matrices are `[experts, in, out]`.
     pub(crate) transposed: bool,
     /// Whether rows of gate and up alternate, instead of following each other.
@@ -200,13 +199,11 @@ impl TensorNames {
 impl DecoderConfig {
     /// Returns the names of the decoder's tensors.
     pub(crate) fn tensor_names(&self) -> TensorNames {
-        let Names { model, embeddings, positions, layers, norm, head, feed_forward, .. } = self.names;
+        let Names { model, embeddings, positions, layers, norm, head, aliases, .. } = self.names;
         let (base, children) = match model.split_once('.') {
             Some((base, child)) => (base, vec![child]),
             None => (model, vec![embeddings, positions, layers, norm]),
         };
-        let alias = |alias: &str| (format!(".{alias}."), format!(".{feed_forward}."));
-        let head_alias = self.names.head_alias.map(|alias| (format!("{alias}."), format!("{head}.")));
         let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
             Some(FeedForwardConfig::Experts(experts)) => Some(experts),
             _ => None,
@@ -218,9 +215,11 @@ impl DecoderConfig {
             embedding: format!("{model}.{embeddings}.weight"),
             head,
             blocks: vec![(format!("{model}.{layers}."), self.blocks.len())],
-            aliases: self.names.feed_forward_alias.map(alias).into_iter().chain(head_alias).collect(),
+            aliases: aliases.to_vec(),
             experts: experts.map(|experts| experts.names).map(|names| ExpertTensors {
-                matrices: [names.gate, names.up, names.down],
+                gate: names.gate,
+                up: names.up,
+                down: names.down,
                 transposed: names.transposed,
                 interleaved: names.interleaved,
             }),

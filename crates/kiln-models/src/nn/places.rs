@@ -54,6 +54,11 @@ impl Frame {
         self.new
     }
 
+    /// Whether there is one new token, and there are earlier ones.
+    pub(crate) fn is_one_more(&self) -> bool {
+        self.new == 1 && self.first > 0
+    }
+
     /// Slices the frame's tokens `[rows, new tokens, width]` from the tokens of the pass.
     pub(crate) fn own(&self, x: &Tensor<3>) -> Tensor<3> {
         let [batch, _, width] = x.dims();

@@ -1,4 +1,4 @@
-//! Common parts of mixers with states: taking the memory, and convolving.
+//! Common parts of mixers with states: taking the memory, convolving, and scanning with a journal.
 
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use kiln_core::{
     model_cache::RowPart,
     need::{RingEntries, RingNeed},
 };
-use kiln_kernels::{CausalConv, Kernels};
+use kiln_kernels::{CausalConv, Kernels, MatrixScan};
 
 use super::places::{Frame, Places};
 use crate::{Part, Weights};
@@ -167,4 +167,37 @@ impl Convolution {
         let (weight, bias, silu) = (self.weight.clone(), self.bias.clone(), self.silu);
         kernels.run(CausalConv { x, weight, bias, silu, ring, positions: positions.clone() })
     }
+}
+
+/// Memory of a matrix state per head, of these numbers of heads, keys and values. A token brings along
+/// `inputs` numbers.
+pub(super) fn matrix_rings([heads, keys, values]: [usize; 3], inputs: usize) -> [RingNeed; 2] {
+    [
+        RingNeed { groups: heads * keys, width: values, entries: RingEntries::OlderState },
+        RingNeed { groups: 1, width: inputs, entries: RingEntries::Journal },
+    ]
+}
+
+/// Scans the tokens of a part of a layer with `journaled` tokens in its journal. `inputs` are what the tokens
+/// bring along. `scan` makes the kernel from such inputs, state and journal, and the numbers of tokens in the
+/// journal before and after.
+pub(super) fn matrix_scan(
+    inputs: [Tensor<3>; 2],
+    [convolved, state, journal]: [Tensor<4>; 3],
+    journaled: usize,
+    scan: impl Fn(Tensor<3>, Tensor<3>, [Tensor<4>; 2], [usize; 2]) -> MatrixScan,
+    kernels: &Kernels,
+) -> (Tensor<3>, [Tensor<4>; 3]) {
+    let (tokens, slots) = (inputs[0].dims()[1], journal.dims()[2]);
+    let (mut memory, mut before) = ([state, journal], journaled);
+    if before > 0 && before + tokens > slots {
+        // New tokens would overwrite those of the journal: the state sees these first.
+        let [x, steps] = [0, 1].map(|i: usize| inputs[i].clone().narrow(1, 0, 0));
+        (_, memory) = kernels.run(scan(x, steps, memory, [before, 0]));
+        before = 0;
+    }
+    let after = (before + tokens).min(slots / 2);
+    let [x, steps] = inputs;
+    let (y, [state, journal]) = kernels.run(scan(x, steps, memory, [before, after]));
+    (y, [convolved, state, journal])
 }

@@ -85,7 +85,7 @@ impl Then {
         match self {
             Self::Nothing => usize::from(normed),
             Self::Gate(activation) => 2 + *activation as usize,
-            Self::Rotate { .. } => 5,
+            Self::Rotate { .. } => 6,
         }
     }
 }
@@ -146,6 +146,7 @@ const FUSED: Lines = || {
         "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
         "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
         "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
+        "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 3u;",
         "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
     ]
 };

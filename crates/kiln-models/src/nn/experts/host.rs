@@ -71,18 +71,19 @@ impl HostExperts {
         config: &ExpertsConfig,
         mlp: &MlpConfig,
     ) -> Result<Self> {
-        let (&ExpertsConfig { experts, intermediate, .. }, hidden) = (config, mlp.hidden);
+        let widths = config.widths(mlp.hidden);
+        let [_, intermediate, hidden] = widths;
         if cfg!(target_family = "wasm") {
             return Err(no_host_experts());
         }
         let biases = match config.bias {
-            true => Some(Biases::load(weights, &of_all, [experts, intermediate, hidden])?),
+            true => Some(Biases::load(weights, &of_all, widths)?),
             false => None,
         };
-        let mut load = |Names { gate, up, down }| {
+        let mut load = |names: Names| {
             Ok(HostMlp {
-                gate_up_proj: weights.host_rows(&[gate, up], hidden)?,
-                down_proj: weights.host_rows(&[down], intermediate)?,
+                gate_up_proj: weights.host_rows(&names.inputs(), hidden)?,
+                down_proj: weights.host_rows(&[names.down], intermediate)?,
             })
         };
         Ok(Self {

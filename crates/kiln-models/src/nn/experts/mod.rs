@@ -1,5 +1,5 @@
-//! A mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): several gated
-//! feed-forwards. A router chooses a few of them for each token and adds up their outputs with its weights.
+//! A mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): several feed-forwards.
+//! A router chooses a few of them for each token and adds up their outputs with its weights.
 //! (`MixtralSparseMoeBlock` of transformers)
 
 mod host;
@@ -26,6 +26,9 @@ pub(crate) struct ExpertsConfig {
     pub(crate) chosen: usize,
     /// Width of each expert.
     pub(crate) intermediate: usize,
+    /// Numbers of the vectors that experts see and return, if these are projections of hidden states and are
+    /// projected back (`fc1_latent_proj`, `fc2_latent_proj`); `None` for hidden states themselves.
+    pub(crate) latent: Option<usize>,
     /// The shared expert, which all tokens use; `None` if there is none.
     pub(crate) shared: Option<SharedConfig>,
     pub(crate) router: RouterConfig,
@@ -78,7 +81,8 @@ pub(crate) struct SharedConfig {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertNames {
     pub(crate) router: &'static str,
-    pub(crate) gate: &'static str,
+    /// `None` for experts without a gate.
+    pub(crate) gate: Option<&'static str>,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
     /// Order of tensors that hold all experts: see [`ExpertTensors`](crate::nn::names::ExpertTensors).
@@ -91,7 +95,7 @@ impl ExpertNames {
     pub(crate) fn new(router: &'static str) -> Self {
         Self {
             router,
-            gate: "gate_proj",
+            gate: Some("gate_proj"),
             up: "up_proj",
             down: "down_proj",
             transposed: false,
@@ -107,6 +111,7 @@ impl Default for ExpertsConfig {
             experts: 8,
             chosen: 2,
             intermediate: 0,
+            latent: None,
             shared: None,
             router: RouterConfig::softmax(true),
             bias: false,
@@ -118,7 +123,16 @@ impl Default for ExpertsConfig {
 
 impl ExpertsConfig {
     fn between(&self, mlp: &MlpConfig) -> Between {
-        Between::Gate(self.gate.unwrap_or(Gate::Activated(mlp.activation)))
+        match self.names.gate {
+            Some(_) => Between::Gate(self.gate.unwrap_or(Gate::Activated(mlp.activation))),
+            None => Between::Activation(mlp.activation),
+        }
+    }
+
+    /// Numbers of experts and of the vectors between and around their projections, for hidden states of
+    /// `hidden` numbers.
+    fn widths(&self, hidden: usize) -> [usize; 3] {
+        [self.experts, self.intermediate, self.latent.unwrap_or(hidden)]
     }
 
     /// Checks that the numbers of experts are possible; `field` is the config field with the number of
@@ -142,6 +156,7 @@ impl ExpertsConfig {
                 return Err(config.error(&why));
             }
         }
+        config.check("moe_latent_size", self.latent.unwrap_or(1), 1 << 20)?;
         config.check("moe_intermediate_size", self.intermediate, 1 << 24)
     }
 }
@@ -149,6 +164,8 @@ impl ExpertsConfig {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
+    /// Projections of hidden states to vectors for experts, and back.
+    latent: Option<[Linear; 2]>,
     /// Numbers that are added to scores to choose experts, in float32.
     correction: Option<Tensor<1>>,
     experts: Placed,
@@ -192,10 +209,11 @@ impl Biases {
             let module = part.name.strip_suffix(".weight").unwrap_or(&part.name);
             Part::new(format!("{module}.bias"), part.rows)
         };
-        let both: Vec<_> = of_all.iter().flat_map(|Names { gate, up, .. }| [of(gate), of(up)]).collect();
+        let both: Vec<_> = of_all.iter().flat_map(Names::inputs).map(|part| of(&part)).collect();
         let down: Vec<_> = of_all.iter().map(|names| of(&names.down)).collect();
+        let width = both.len() / experts * intermediate;
         Ok(Self {
-            gate_up: weights.vector(&both)?.reshape([experts, 2 * intermediate]),
+            gate_up: weights.vector(&both)?.reshape([experts, width]),
             down: weights.vector(&down)?.reshape([experts, hidden]),
         })
     }
@@ -215,7 +233,8 @@ fn add_biases(x: Tensor<3>, biases: &Tensor<2>, experts: &Tensor<3, Int>) -> Ten
 /// The input projections of experts: `gate_proj` and `up_proj`.
 #[derive(Debug)]
 enum GateUp {
-    /// One stack `[experts, 2 · intermediate, hidden]`, the gate's rows before those of `up_proj`.
+    /// One stack `[experts, 2 · intermediate, hidden]`, the gate's rows before those of `up_proj`; without a
+    /// gate `[experts, intermediate, hidden]`.
     Joined(MatrixStack),
     /// Two stacks `[experts, intermediate, hidden]`, for projections packed in different formats.
     Apart([MatrixStack; 2]),
@@ -227,22 +246,19 @@ impl GateUp {
         of_all: &[Names],
         [experts, intermediate, hidden]: [usize; 3],
     ) -> Result<Self> {
-        // All experts are packed like the first one.
-        let formats = match of_all.first() {
-            Some(Names { gate, up, .. }) => weights.runs(&[gate.clone(), up.clone()], hidden)?.len(),
-            None => 1,
+        let stack = |weights: &mut dyn Weights, parts: Vec<Part>| {
+            let rows = parts.len() / experts * intermediate;
+            weights.stack(&parts, [experts, rows, hidden])
         };
-        if formats == 1 {
-            let both: Vec<_> =
-                of_all.iter().flat_map(|Names { gate, up, .. }| [gate.clone(), up.clone()]).collect();
-            return Ok(Self::Joined(weights.stack(&both, [experts, 2 * intermediate, hidden])?));
+        // All experts are packed like the first one.
+        let first = of_all.first().map_or_else(Vec::new, Names::inputs);
+        if weights.runs(&first, hidden)?.len() <= 1 {
+            let all = of_all.iter().flat_map(Names::inputs).collect();
+            return Ok(Self::Joined(stack(weights, all)?));
         }
-        let [gates, ups]: [Vec<_>; 2] = [
-            of_all.iter().map(|names| names.gate.clone()).collect(),
-            of_all.iter().map(|names| names.up.clone()).collect(),
-        ];
-        let mut stack = |parts: &[Part]| weights.stack(parts, [experts, intermediate, hidden]);
-        Ok(Self::Apart([stack(&gates)?, stack(&ups)?]))
+        let gates = of_all.iter().filter_map(|names| names.gate.clone()).collect();
+        let ups = of_all.iter().map(|names| names.up.clone()).collect();
+        Ok(Self::Apart([stack(weights, gates)?, stack(weights, ups)?]))
     }
 
     fn bytes(&self) -> usize {
@@ -263,9 +279,16 @@ struct SharedExpert {
 
 /// The tensors of one expert in a checkpoint.
 struct Names {
-    gate: Part,
+    gate: Option<Part>,
     up: Part,
     down: Part,
+}
+
+impl Names {
+    /// The matrices of the first projection.
+    fn inputs(&self) -> Vec<Part> {
+        self.gate.iter().chain([&self.up]).cloned().collect()
+    }
 }
 
 impl Experts {
@@ -275,14 +298,14 @@ impl Experts {
         config: &ExpertsConfig,
         mlp: &MlpConfig,
     ) -> Result<Self> {
-        let &ExpertsConfig { experts, intermediate, names, .. } = config;
-        let hidden = mlp.hidden;
+        let (names, hidden) = (config.names, mlp.hidden);
+        let [experts, intermediate, width] = config.widths(hidden);
         let expert = |expert: usize| {
             let part = |part, rows| Part::new(format!("{name}.experts.{expert}.{part}.weight"), rows);
             Names {
-                gate: part(names.gate, intermediate),
+                gate: names.gate.map(|gate| part(gate, intermediate)),
                 up: part(names.up, intermediate),
-                down: part(names.down, hidden),
+                down: part(names.down, width),
             }
         };
         let of_all: Vec<_> = (0..experts).map(expert).collect();
@@ -302,11 +325,24 @@ impl Experts {
             let mlp = MlpConfig { intermediate: shared.width, ..*mlp };
             let gate = format!("{name}.shared_expert_gate");
             let gate = shared.gated.then(|| Linear::load(weights, &gate, [hidden, 1], false)).transpose()?;
-            let mlp = Mlp::gated(weights, &format!("{name}.{}", shared.name), &mlp)?;
+            let module = format!("{name}.{}", shared.name);
+            let mlp = match names.gate {
+                Some(_) => Mlp::gated(weights, &module, &mlp)?,
+                None => {
+                    let parts = [names.up, names.down].map(|part| format!("{module}.{part}"));
+                    Mlp::plain(weights, parts, &mlp)?
+                }
+            };
             Ok(SharedExpert { gate, mlp })
+        });
+        let latent = config.latent.map(|latent| {
+            let part = |part: &str| format!("{name}.{part}");
+            let into = Linear::load(weights, &part("fc1_latent_proj"), [hidden, latent], mlp.bias)?;
+            Ok([into, Linear::load(weights, &part("fc2_latent_proj"), [latent, hidden], mlp.bias)?])
         });
         Ok(Self {
             router,
+            latent: latent.transpose()?,
             correction: correction.transpose()?,
             shared: shared.transpose()?,
             experts: match weights.resident_experts() {
@@ -323,7 +359,8 @@ impl Experts {
     pub(crate) fn bytes(&self) -> usize {
         let shared =
             |SharedExpert { gate, mlp }: &SharedExpert| gate.as_ref().map_or(0, Linear::bytes) + mlp.bytes();
-        self.router.bytes() + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
+        let latent = self.latent.iter().flatten().map(Linear::bytes).sum::<usize>();
+        self.router.bytes() + latent + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
     }
 
     /// Returns the size in bytes of the experts that a token does not use.
@@ -388,11 +425,21 @@ impl Experts {
             None => residual,
             Some(shared) => Some(shared.forward(residual, x.clone(), kernels)),
         };
+        let x = match &self.latent {
+            Some([into, _]) => into.forward(x, kernels),
+            None => x,
+        };
         let x = match &self.experts {
             Placed::OnDevice(stacks) => stacks.forward(x, experts, kernels),
             Placed::InHostMemory(host) => host.forward(x, experts, kernels)?,
         };
-        Ok(kernels.run(WeightedSum { x, weights, residual }))
+        Ok(match &self.latent {
+            Some([_, out]) => {
+                let sum = kernels.run(WeightedSum { x, weights, residual: None });
+                out.forward_onto(residual, sum, kernels)
+            }
+            None => kernels.run(WeightedSum { x, weights, residual }),
+        })
     }
 }
 
@@ -403,13 +450,14 @@ impl Stacks {
         config: &ExpertsConfig,
         mlp: &MlpConfig,
     ) -> Result<Self> {
-        let (&ExpertsConfig { experts, intermediate, .. }, hidden) = (config, mlp.hidden);
+        let widths = config.widths(mlp.hidden);
         let biases = match config.bias {
-            true => Some(Biases::load(weights, &of_all, [experts, intermediate, hidden])?),
+            true => Some(Biases::load(weights, &of_all, widths)?),
             false => None,
         };
-        let gate_up_proj = GateUp::load(weights, &of_all, [experts, intermediate, hidden])?;
+        let gate_up_proj = GateUp::load(weights, &of_all, widths)?;
         let down: Vec<_> = of_all.into_iter().map(|names| names.down).collect();
+        let [experts, intermediate, hidden] = widths;
         let down_proj = weights.stack(&down, [experts, hidden, intermediate])?;
         Ok(Self { gate_up_proj, down_proj, biases, between: config.between(mlp) })
     }
