@@ -28,6 +28,8 @@ def configs(T):
     yarn_of_full = dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=1e6))
     long = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, original_max_position_embeddings=4096,
                 short_factor=[1.0 + 0.25 * i for i in range(6)], long_factor=[2.0 + 0.5 * i for i in range(6)])
+    delta = dict(linear_key_head_dim=8, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)
+    mamba_2 = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=2)
     neox = T.GPTNeoXConfig(**layer_normed(num_key_value_heads=4), layer_norm_eps=1e-5, rotary_pct=0.25)
     return [
         T.LlamaConfig(**common, attention_bias=True, mlp_bias=True, rope_parameters=llama3),
@@ -65,6 +67,22 @@ def configs(T):
                        rope_parameters=dict(yarn, truncate=False)),
         T.Ministral3Config(**common, head_dim=16, sliding_window=None,
                            rope_parameters=dict(yarn, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
+        T.Qwen3_5TextConfig(**with_(num_hidden_layers=4), head_dim=16, **delta),
+        T.Qwen3_5MoeTextConfig(**with_(num_hidden_layers=4), head_dim=16, **delta, **experts, moe_intermediate_size=32,
+                               shared_expert_intermediate_size=48),
+        T.Lfm2Config(**with_(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+        T.Lfm2MoeConfig(**with_(num_hidden_layers=3), **experts, layer_types=["conv", "full_attention", "conv"], moe_intermediate_size=32,
+                        num_dense_layers=1),
+        T.Mamba2Config(vocab_size=VOCAB, hidden_size=64, state_size=16, num_hidden_layers=2, num_heads=8, head_dim=16, n_groups=2),
+        T.GraniteMoeHybridConfig(**common, layer_types=["mamba", "attention"], **mamba_2, num_local_experts=2, num_experts_per_tok=1,
+                                 shared_intermediate_size=48, position_embedding_type="nope", embedding_multiplier=12.0,
+                                 attention_multiplier=0.125),
+        T.FalconH1Config(**common, **mamba_2, mamba_d_ssm=128, mamba_norm_before_gate=False),
+        T.NemotronHConfig(**layer_normed(num_hidden_layers=None), head_dim=16, layers_block_type=["mamba", "attention", "mlp", "moe"],
+                          mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2, n_routed_experts=2, num_experts_per_tok=1,
+                          moe_intermediate_size=32, moe_shared_expert_intermediate_size=48, time_step_min=1e-9),
+        T.NemotronHConfig(**layer_normed(num_hidden_layers=None), head_dim=16, layers_block_type=["mamba", "attention", "mlp"],
+                          mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2, time_step_min=1e-9),
     ]
 
 
@@ -83,8 +101,19 @@ def convert(folder, file):
 
     # Gemma 3 counts the tokens.
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}))
-    model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
     hparams = ModelBase.load_hparams(folder, False)
+    model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
+    # Blocks that predict further tokens are no part of these models.
+    model.no_mtp = model.no_mtp or hparams["model_type"].startswith("qwen3_5")
+    # The converter knows the names of older versions.
+    if hparams["model_type"] == "granitemoehybrid":
+        hparams["layer_types"] = [name.replace("full_", "").replace("linear_attention", "mamba") for name in hparams["layer_types"]]
+    if hparams["model_type"] == "falcon_h1":
+        hparams["head_dim"] = hparams["hidden_size"] // hparams["num_attention_heads"]
+    if hparams["model_type"] == "nemotron_h":
+        hparams["mamba_d_head"] = hparams["mamba_head_dim"]
+        if "moe" not in hparams["layers_block_type"]:
+            hparams = {name: value for name, value in hparams.items() if name not in ("n_routed_experts", "num_experts_per_tok")}
     if hparams["model_type"] == "gpt_neox":
         # Only older versions of Transformers store it, and the converter asks for it.
         hparams["rotary_pct"] = hparams["rope_parameters"]["partial_rotary_factor"]

@@ -1,5 +1,5 @@
-//! Falcon-H1 (TII, 2025; transformers' `FalconH1ForCausalLM`): attention and a Mamba-2 mixer in every block, and
-//! factors before and after most projections.
+//! Falcon-H1 (TII, 2025; transformers' `FalconH1ForCausalLM`): attention and a Mamba-2 mixer in every block,
+//! and factors before and after most projections.
 
 use kiln_core::Result;
 use serde::Deserialize;

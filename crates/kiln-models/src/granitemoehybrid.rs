@@ -32,6 +32,8 @@ struct Fields {
     num_local_experts: Option<usize>,
     num_experts_per_tok: Option<usize>,
     shared_intermediate_size: Option<usize>,
+    /// Whether gate and values of the dense feed-forward are two matrices, as in GGUF files.
+    shared_mlp_apart: bool,
 }
 
 const DEFAULTS: Defaults =
@@ -61,7 +63,7 @@ impl Architecture for GraniteMoeHybrid {
         decoder.set_attention_bias(fields.attention_bias);
         factors.apply(&config, &mut decoder)?;
         decoder.mlp.activation = mlp::activation(&config, "hidden_act", fields.hidden_act.as_deref())?;
-        decoder.mlp.fused = true;
+        decoder.mlp.fused = !fields.shared_mlp_apart;
         let width = fields.shared_intermediate_size.unwrap_or(1024);
         config.check("shared_intermediate_size", width, 1 << 24)?;
         let experts = fields.num_local_experts.unwrap_or(8);

@@ -34,6 +34,8 @@ struct Fields {
     /// Period of the blocks with attention.
     full_attention_interval: Option<usize>,
     linear_conv_kernel_dim: Option<usize>,
+    /// Whether heads of values that share keys are apart, as in GGUF files.
+    linear_heads_alternate: bool,
     linear_key_head_dim: Option<usize>,
     linear_value_head_dim: Option<usize>,
     linear_num_key_heads: Option<usize>,
@@ -69,6 +71,7 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<(Decoder
         conv_width: fields.linear_conv_kernel_dim.unwrap_or(4),
         eps,
         apart: false,
+        alternates: fields.linear_heads_alternate,
     };
     for (name, size, largest) in [
         ("linear_num_value_heads", delta.heads, 1 << 12),

@@ -202,7 +202,7 @@ fn decode_rows<T: Number>(
     undo: Undo,
     numbers: &mut [T],
 ) -> Result<(), Failed> {
-    let is_changed = !matches!(undo, Undo::Nothing | Undo::Permuted { .. });
+    let is_changed = !undo.keeps_numbers();
     if *from == Stored::Plain(T::DTYPE) && !is_changed {
         return Ok(read(bytemuck::cast_slice_mut(numbers))?);
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Int, Tensor, kind::Basic};
 use kiln_core::{Result, stages::Stages};
 use kiln_kernels::{Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
-use kiln_weights::{Format, gguf::names::Undo};
+use kiln_weights::Format;
 
 use super::{
     Checkpoint,
@@ -135,7 +135,7 @@ impl<'a> Loader<'a> {
         let (first, others) = pieces.split_first()?;
         let format = self.checkpoint.format(first.entry)?;
         let fits = |piece: &Piece<'_>| {
-            let in_order = matches!(piece.undo, Undo::Nothing | Undo::Permuted { .. });
+            let in_order = piece.undo.keeps_numbers();
             in_order && self.checkpoint.format(piece.entry) == Some(format)
         };
         (fits(first) && others.iter().all(fits)).then_some(format)

@@ -56,8 +56,15 @@ impl Piece<'_> {
 
     /// Returns the runs of rows that are contiguous in the file: offset and number of rows of each.
     pub(super) fn runs(&self) -> impl Iterator<Item = (u64, usize)> {
-        let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
-        self.rows().step_by(each).map(move |row| (self.row_start(row), each))
+        let (end, together) = (self.first + self.rows, self.undo.together(self.of));
+        let mut row = self.first;
+        std::iter::from_fn(move || {
+            // Runs end where those of the whole tensor do.
+            let each = (together - row % together).min(end - row);
+            let start = (each > 0).then(|| self.row_start(row));
+            row += each;
+            Some((start?, each))
+        })
     }
 }
 
@@ -146,7 +153,13 @@ impl Checkpoint {
         // GGUF files leave out dimensions of 1, and store all experts in one tensor.
         let own = if expert.is_some() { entry.shape.get(1..).unwrap_or_default() } else { &entry.shape };
         let of_joined: Vec<usize>;
+        let is_half = matches!(undo, Undo::Half { .. });
         let own = match &joined {
+            None if is_half => {
+                let rows = own.first().map_or(0, |rows| rows / 2);
+                of_joined = [rows].into_iter().chain(own.iter().skip(1).copied()).collect();
+                &of_joined
+            }
             Some(rows) => {
                 of_joined = [rows.len()].into_iter().chain(own.iter().skip(1).copied()).collect();
                 &of_joined
@@ -155,7 +168,10 @@ impl Checkpoint {
         };
         let count = if expert.is_some() { entry.shape.first().copied().unwrap_or(0) } else { 1 };
         let fits = match is_gguf {
-            true => own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1)),
+            true => {
+                let is_vector = shape.len() == 1 && own.iter().product::<usize>() == shape[0];
+                is_vector || own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1))
+            }
             false => own == shape,
         };
         let number = expert.unwrap_or(0);
@@ -169,7 +185,7 @@ impl Checkpoint {
         }
         // The header was checked: the tensor has exactly the bytes that its shape needs.
         let bytes = entry.bytes() / count as u64;
-        let rows = if joined.is_some() { entry.shape.first() } else { shape.first() };
+        let rows = if joined.is_some() || is_half { entry.shape.first() } else { shape.first() };
         let row = bytes / rows.copied().unwrap_or(1).max(1) as u64;
         let before = joined.map_or(0, |rows| rows.start as u64) * row;
         let start = entry.range.start + number as u64 * bytes + before;

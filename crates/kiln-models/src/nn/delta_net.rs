@@ -30,6 +30,8 @@ pub(crate) struct DeltaNetConfig {
     pub(crate) eps: f64,
     /// Whether the projections of queries, keys and values are three matrices, and not one.
     pub(crate) apart: bool,
+    /// See [`MatrixScan::alternates`].
+    pub(crate) alternates: bool,
 }
 
 impl DeltaNetConfig {
@@ -110,7 +112,7 @@ impl StateMixer for DeltaNet {
         parts: Vec<RowPart<'_, dyn StateLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let DeltaNetConfig { heads, value_dim, key_heads, .. } = self.config;
+        let DeltaNetConfig { heads, value_dim, key_heads, alternates, .. } = self.config;
         let (channels, values) = (self.config.channels(), self.config.values());
         let all = self.in_proj.forward(x, kernels);
         let x = all.clone().narrow(2, 0, channels);
@@ -133,6 +135,7 @@ impl StateMixer for DeltaNet {
                 journaled,
                 rule: MatrixRule::GatedDelta,
                 key_heads,
+                alternates,
                 positions: positions.clone(),
             };
             matrix_scan([&x, &steps].map(|x| frame.own(x)), rings, journaled, scan, kernels)

@@ -154,6 +154,7 @@ impl StateMixer for Mamba2 {
                 journaled,
                 rule: MatrixRule::Mamba2,
                 key_heads: groups,
+                alternates: false,
                 positions: positions.clone(),
             };
             let [x, steps] = [&x, &steps].map(|x| frame.own(x));

@@ -21,11 +21,20 @@ pub enum Undo {
     PlusOne,
     /// The numbers `x` became `-exp(x)`: Mamba's `A_log` became `A`.
     NegativeExp,
+    /// The rows of each head are followed by those of the same head of another matrix, or preceded by them.
+    Half {
+        heads: usize,
+        second: bool,
+    },
 }
 
 impl Undo {
     /// Returns the row in the file for row `row` of a tensor with `rows` rows.
     pub fn row(self, row: usize, rows: usize) -> usize {
+        if let Self::Half { heads, second } = self {
+            let Some(own) = rows.checked_div(heads).filter(|own| *own > 0) else { return row };
+            return row / own * 2 * own + usize::from(second) * own + row % own;
+        }
         let Self::Permuted { heads } = self else { return row };
         // Sizes that no model has are left unchanged.
         let Some(half) = rows.checked_div(heads).map(|size| size / 2).filter(|half| *half > 0) else {
@@ -35,10 +44,24 @@ impl Undo {
         head * 2 * half + within % half * 2 + within / half
     }
 
+    /// Number of consecutive rows of a tensor with `rows` rows that are consecutive in the file.
+    pub fn together(self, rows: usize) -> usize {
+        match self {
+            Self::Permuted { .. } => 1,
+            Self::Half { heads, .. } => rows.checked_div(heads).unwrap_or(rows).max(1),
+            _ => rows.max(1),
+        }
+    }
+
+    /// Whether numbers are those of the checkpoint.
+    pub fn keeps_numbers(self) -> bool {
+        !matches!(self, Self::PlusOne | Self::NegativeExp)
+    }
+
     /// Converts a `number` of the checkpoint to that of the file: the inverse of [`number`](Self::number).
     pub fn stored(self, number: f32) -> f32 {
         match self {
-            Self::Nothing | Self::Permuted { .. } => number,
+            Self::Nothing | Self::Permuted { .. } | Self::Half { .. } => number,
             Self::PlusOne => number + 1.0,
             // Rounded only once.
             Self::NegativeExp => -f64::from(number).exp() as f32,
@@ -48,7 +71,7 @@ impl Undo {
     /// Converts a `number` of the file to that of the checkpoint.
     pub fn number(self, number: f32) -> f32 {
         match self {
-            Self::Nothing | Self::Permuted { .. } => number,
+            Self::Nothing | Self::Permuted { .. } | Self::Half { .. } => number,
             Self::PlusOne => number - 1.0,
             // Rounded only once.
             Self::NegativeExp => (-f64::from(number)).ln() as f32,
@@ -87,7 +110,7 @@ pub struct Heads {
 }
 
 /// Names of tensors outside of blocks: in checkpoints, without `.weight`, and in files.
-const OUTSIDE: [(&str, &str); 11] = [
+const OUTSIDE: &[(&str, &str)] = &[
     ("model.embed_tokens", "token_embd"),
     ("backbone.embeddings", "token_embd"),
     ("model.norm", "output_norm"),
@@ -98,16 +121,21 @@ const OUTSIDE: [(&str, &str); 11] = [
     ("transformer.ln_f", "output_norm"),
     ("gpt_neox.embed_in", "token_embd"),
     ("gpt_neox.final_layer_norm", "output_norm"),
+    // The norm after the last block, in spite of its name.
+    ("model.embedding_norm", "token_embd_norm"),
+    ("model.embeddings", "token_embd"),
+    ("model.norm_f", "output_norm"),
     ("lm_head", "output"),
 ];
 
 /// Names of parts of blocks.
-const PARTS: [(&str, &str); 49] = [
+const PARTS: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("norm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_gate", "attn_q"),
     ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
@@ -154,10 +182,27 @@ const PARTS: [(&str, &str); 49] = [
     ("feed_forward.gate_proj", "ffn_gate"),
     ("feed_forward.up_proj", "ffn_up"),
     ("feed_forward.down_proj", "ffn_down"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("self_attn.out_proj", "attn_output"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("shared_mlp.gate_proj", "ffn_gate"),
+    ("shared_mlp.up_proj", "ffn_up"),
+    ("shared_mlp.down_proj", "ffn_down"),
+    ("block_sparse_moe.router", "ffn_gate_inp"),
+    ("block_sparse_moe.shared_mlp.gate_proj", "ffn_gate_shexp"),
+    ("block_sparse_moe.shared_mlp.up_proj", "ffn_up_shexp"),
+    ("block_sparse_moe.shared_mlp.down_proj", "ffn_down_shexp"),
 ];
 
 /// Names of parts of state-space mixers, which are called `mixer` or `mamba`.
-const MIXER: [(&str, &str); 10] = [
+const MIXER: &[(&str, &str)] = &[
     ("in_proj", "ssm_in"),
     ("conv1d", "ssm_conv1d"),
     ("x_proj", "ssm_x"),
@@ -168,10 +213,27 @@ const MIXER: [(&str, &str); 10] = [
     ("dt_layernorm", "ssm_dt_norm"),
     ("b_layernorm", "ssm_b_norm"),
     ("c_layernorm", "ssm_c_norm"),
+    ("norm", "ssm_norm"),
+    ("in_proj_qkv", "attn_qkv"),
+    ("in_proj_z", "attn_gate"),
+    ("in_proj_b", "ssm_beta"),
+    ("in_proj_a", "ssm_alpha"),
+    // Of blocks that are one thing, which is called a mixer whatever it is.
+    ("q_proj", "attn_q"),
+    ("k_proj", "attn_k"),
+    ("v_proj", "attn_v"),
+    ("o_proj", "attn_output"),
+    ("up_proj", "ffn_up"),
+    ("down_proj", "ffn_down"),
+    ("gate", "ffn_gate_inp"),
+    ("shared_experts.up_proj", "ffn_up_shexp"),
+    ("shared_experts.down_proj", "ffn_down_shexp"),
+    ("fc1_latent_proj", "ffn_latent_down"),
+    ("fc2_latent_proj", "ffn_latent_up"),
 ];
 
 /// Names of the matrices of experts.
-const EXPERTS: [(&str, &str); 6] = [
+const EXPERTS: &[(&str, &str)] = &[
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
     ("down_proj", "ffn_down_exps"),
@@ -180,16 +242,25 @@ const EXPERTS: [(&str, &str); 6] = [
     ("w2", "ffn_down_exps"),
 ];
 
+/// Prefixes of the numbers of blocks.
+const LAYERS: [&str; 4] = ["model.layers.", "backbone.layers.", "transformer.h.", "gpt_neox.layers."];
+
 /// Locates the tensor `name` of a checkpoint with this `model_type` in a GGUF file; `None` for a name that no
 /// file has.
 ///
 /// The caller checks whether the file has the tensor.
 pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     // Tensors without a suffix in checkpoints, and with one in files.
-    for (end, found) in
-        [(".self_attn.sinks", "attn_sinks.weight"), (".e_score_correction_bias", "exp_probs_b.bias")]
-    {
-        if let Some(block) = name.strip_suffix(end).and_then(|stem| stem.strip_prefix("model.layers.")) {
+    for (end, found) in [
+        (".self_attn.sinks", "attn_sinks.weight"),
+        (".e_score_correction_bias", "exp_probs_b.bias"),
+        (".expert_bias", "exp_probs_b.bias"),
+        (".dt_bias", "ssm_dt.bias"),
+    ] {
+        let block = name.strip_suffix(end);
+        if let Some(block) =
+            block.and_then(|stem| LAYERS.into_iter().find_map(|prefix| stem.strip_prefix(prefix)))
+        {
             let block: usize = block.split('.').next()?.parse().ok()?;
             return Some(Source { name: format!("blk.{block}.{found}"), expert: None, undo: Undo::Nothing });
         }
@@ -197,21 +268,22 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     // `A_log` and `D` have no suffix in either format.
     let suffix = [".weight", ".bias"].into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or_default();
     let stem = name.strip_suffix(suffix)?;
-    if let Some(outside) = find(&OUTSIDE, stem) {
+    if let Some(outside) = find(OUTSIDE, stem) {
         let undo = undo(model_type, stem, heads);
         return Some(Source { name: format!("{outside}{suffix}"), expert: None, undo });
     }
-    let prefixes = ["model.layers.", "backbone.layers.", "transformer.h.", "gpt_neox.layers."];
-    let block = prefixes.into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
+    let block = LAYERS.into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
     let (block, part) = block.split_once('.')?;
     let block: usize = block.parse().ok()?;
     let (expert, found) = match part.split_once(".experts.") {
         Some((_, expert)) => {
             let (expert, matrix) = expert.split_once('.')?;
-            (Some(expert.parse().ok()?), find(&EXPERTS, matrix)?)
+            (Some(expert.parse().ok()?), find(EXPERTS, matrix)?)
         }
         None => (None, in_block(model_type, part)?),
     };
+    // A suffix that the converter forgets.
+    let suffix = if (model_type, found) == ("falcon_h1", "ffn_norm") { "" } else { suffix };
     Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
 }
 
@@ -222,27 +294,37 @@ pub fn block(name: &str) -> Option<usize> {
 }
 
 fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
-    if let Some(part) = ["mixer.", "mamba."].into_iter().find_map(|mixer| part.strip_prefix(mixer)) {
-        return find(&MIXER, part);
+    if let Some(part) =
+        ["mixer.", "mamba.", "linear_attn."].into_iter().find_map(|mixer| part.strip_prefix(mixer))
+    {
+        return find(MIXER, part);
     }
     match (part, model_type) {
         (
             "post_attention_layernorm",
-            "gemma2" | "gemma3_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss" | "glm4_moe",
+            "gemma2" | "gemma3_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss" | "glm4_moe"
+            | "qwen3_5_text" | "qwen3_5_moe_text",
         ) => Some("post_attention_norm"),
         ("post_attention_layernorm", _) => Some("ffn_norm"),
-        _ => find(&PARTS, part),
+        _ => find(PARTS, part),
     }
 }
 
 fn undo(model_type: &str, part: &str, Heads { heads, kv_heads }: Heads) -> Undo {
     match (model_type, part) {
         (
-            "llama" | "mistral" | "mixtral" | "ministral3" | "smollm3" | "granite",
+            "llama" | "mistral" | "mixtral" | "ministral3" | "smollm3" | "granite" | "granitemoehybrid",
             "self_attn.q_proj" | "self_attn.k_proj",
         ) => Undo::Permuted { heads: if part == "self_attn.q_proj" { heads } else { kv_heads } },
         ("gemma" | "gemma2" | "gemma3_text", part) if part.ends_with("norm") => Undo::PlusOne,
-        (_, "mixer.A_log" | "mamba.A_log") => Undo::NegativeExp,
+        ("qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_proj") => Undo::Half { heads, second: false },
+        ("qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_gate") => Undo::Half { heads, second: true },
+        ("qwen3_5_text" | "qwen3_5_moe_text", part)
+            if part.ends_with("norm") && part != "linear_attn.norm" =>
+        {
+            Undo::PlusOne
+        }
+        (_, "mixer.A_log" | "mamba.A_log" | "linear_attn.A_log") => Undo::NegativeExp,
         _ => Undo::Nothing,
     }
 }

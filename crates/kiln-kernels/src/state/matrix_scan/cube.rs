@@ -36,6 +36,7 @@ fn matrix_scan<E: Float>(
     workgroups: usize,
     #[comptime] numbers: usize,
     #[comptime] is_delta: bool,
+    #[comptime] alternates: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let workgroup = CUBE_POS;
@@ -50,7 +51,10 @@ fn matrix_scan<E: Float>(
     let group = workgroup % groups;
     let row = workgroup / groups;
     let head = group / columns;
-    let key_head = head * key_heads / heads;
+    let mut key_head = head * key_heads / heads;
+    if comptime!(alternates) {
+        key_head = head % key_heads;
+    }
     let part = lane / COLUMNS;
     let column = group % columns * COLUMNS + lane % COLUMNS;
     let own = column < values;
@@ -278,8 +282,10 @@ type Scanned = (burn::tensor::Tensor<3>, [burn::tensor::Tensor<4>; 2]);
 pub(super) fn launch(kernel: MatrixScan) -> Result<Scanned, MatrixScan> {
     let [heads, keys, values] = kernel.sizes();
     let Some(numbers) = ROWS.into_iter().find(|&most| keys <= most * PARTS) else { return Err(kernel) };
-    let MatrixScan { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions } =
-        kernel;
+    let alternates = kernel.alternates;
+    let MatrixScan {
+        x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions, ..
+    } = kernel;
     let [rows, tokens, _] = x.dims();
     let [x, steps] = [x, steps].map(primitive);
     let of_heads = primitive(of_heads);
@@ -311,6 +317,7 @@ pub(super) fn launch(kernel: MatrixScan) -> Result<Scanned, MatrixScan> {
         workgroups,
         numbers,
         rule == MatrixRule::GatedDelta,
+        alternates,
         elem,
     );
     let memory = [state, journal].map(burn::tensor::Tensor::from_primitive::<Cube>);

@@ -71,6 +71,8 @@ pub struct MatrixScan {
     pub rule: MatrixRule,
     /// Number of heads of queries and keys; divides the number of heads.
     pub key_heads: usize,
+    /// Whether head `h` has the keys `h mod key_heads`, and does not share them with the heads beside it
+    pub alternates: bool,
     /// Positions of the tokens. Tokens at positions before `visible_from` are padding: they change nothing,
     /// and their results are 0.
     pub positions: Positions,
@@ -122,7 +124,7 @@ impl Kernel for MatrixScan {
     fn checked(self) -> Self {
         let [rows, tokens, channels] = self.x.dims();
         let ([heads, keys, values], journaled, key_heads) = (self.sizes(), self.journaled, self.key_heads);
-        let Self { x, steps, heads: of_heads, state, journal, rule, positions, .. } = self;
+        let Self { x, steps, heads: of_heads, state, journal, rule, alternates, positions, .. } = self;
         assert!(heads * keys * values > 0, "matrix_scan: {heads} heads of {keys} and {values} numbers");
         assert!(
             key_heads > 0 && heads.is_multiple_of(key_heads),
@@ -146,7 +148,7 @@ impl Kernel for MatrixScan {
         assert!(after <= (before + tokens).min(slots), "matrix_scan: {after} of {before} and {tokens} stay");
         let positions = checked_positions(positions, rows, Self::NAME);
         let (steps, of_heads) = (steps.cast(x.dtype()), of_heads.cast(DType::F32));
-        Self { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions }
+        Self { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, alternates, positions }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -158,7 +160,9 @@ impl Kernel for MatrixScan {
     /// Takes several launches per token, and never writes in place.
     fn reference(self) -> Self::Output {
         let [heads, keys, values] = self.sizes();
-        let Self { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions } = self;
+        let alternates = self.alternates;
+        let Self { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions, .. } =
+            self;
         let ([rows, tokens, channels], dtype) = (x.dims(), x.dtype());
         let ([before, after], [_, _, slots, width]) = (journaled, journal.dims());
         let y = Tensor::zeros([rows, tokens, heads * values], (&x.device(), dtype));
@@ -188,9 +192,16 @@ impl Kernel for MatrixScan {
                 MatrixRule::GatedDelta => each.clone() / (each.square().sum_dim(3) + EPS).sqrt(),
                 MatrixRule::Mamba2 => each,
             };
-            each.reshape([rows, all, key_heads, 1, keys])
-                .expand([rows, all, key_heads, heads / key_heads, keys])
-                .reshape([rows, all, heads, keys])
+            let sharing = heads / key_heads;
+            let shared = match alternates {
+                true => each
+                    .reshape([rows, all, 1, key_heads, keys])
+                    .expand([rows, all, sharing, key_heads, keys]),
+                false => each
+                    .reshape([rows, all, key_heads, 1, keys])
+                    .expand([rows, all, key_heads, sharing, keys]),
+            };
+            shared.reshape([rows, all, heads, keys])
         };
         let queries = of_keys(q_at);
         let queries = match rule {
@@ -301,7 +312,7 @@ impl Checked for MatrixScan {
                 let base = Given { rows, tokens, heads, key_heads, keys, values, ..given };
                 cases.extend([0, 6].map(|first| Given { first, ..base }));
                 // Some of the tokens are journaled, before, after, or both.
-                cases.push(Given { slots: 8, journaled: [0, tokens.min(4)], ..base });
+                cases.push(Given { slots: 8, journaled: [0, tokens.min(4)], alternates: true, ..base });
                 cases.push(Given { slots: 90, first: 50, journaled: [3, 0], ..base });
                 cases.push(Given { slots: 90, first: 50, journaled: [40, 39], apart: 4, ..base });
                 // Padding that ends before the tokens, among them, and after them.
@@ -349,6 +360,7 @@ struct Given {
     padding: usize,
     /// Factor of the steps.
     times: f64,
+    alternates: bool,
 }
 
 const GIVEN: Given = Given {
@@ -366,6 +378,7 @@ const GIVEN: Given = Given {
     apart: 0,
     padding: 0,
     times: 1.0,
+    alternates: false,
 };
 
 impl Given {
@@ -387,6 +400,7 @@ impl Given {
             journaled: self.journaled,
             rule,
             key_heads,
+            alternates: self.alternates,
             positions: Positions::new((0..rows).map(row).collect(), numbers.device()),
         }
     }

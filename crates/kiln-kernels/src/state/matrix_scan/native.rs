@@ -32,8 +32,10 @@ pub(super) fn scanned(kernel: MatrixScan) -> Result<(Tensor<3>, [Tensor<4>; 2]),
 
 fn scanned_in<E: Storage>(kernel: MatrixScan) -> (Tensor<3>, [Tensor<4>; 2]) {
     let [heads, keys, values] = kernel.sizes();
-    let MatrixScan { x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions } =
-        kernel;
+    let alternates = kernel.alternates;
+    let MatrixScan {
+        x, steps, heads: of_heads, state, journal, journaled, rule, key_heads, positions, ..
+    } = kernel;
     let ([rows, tokens, channels], [_, _, slots, width]) = (x.dims(), journal.dims());
     let positions: Vec<i64> = primitive(positions.on_device).into_data().iter().collect();
     let [x, steps] = [x, steps].map(primitive);
@@ -55,6 +57,7 @@ fn scanned_in<E: Storage>(kernel: MatrixScan) -> (Tensor<3>, [Tensor<4>; 2]) {
                 _ => E::in_floats(numbers(&journal), journal_widened),
             },
             rule,
+            alternates,
             sizes: [tokens, heads, key_heads, keys, values],
             slots,
             journaled,
@@ -107,6 +110,7 @@ struct Shared<'a> {
     /// Empty if nothing is read from it.
     journal: &'a [f32],
     rule: MatrixRule,
+    alternates: bool,
     /// Number of tokens, heads, heads of keys, keys and values.
     sizes: [usize; 5],
     slots: usize,
@@ -150,7 +154,7 @@ impl WithSimd for Head<'_> {
         let channels = 2 * key_heads * keys + heads * values;
         let width = channels + rule.steps() * heads;
         let places = rule.places(key_heads * keys, heads * values);
-        let key_head = head * key_heads / heads;
+        let key_head = if shared.alternates { head % key_heads } else { head * key_heads / heads };
         let [rate, bias, d] = [0, 1, 2].map(|i| of_heads[i * heads + head]);
         let is_delta = rule == MatrixRule::GatedDelta;
 

@@ -39,6 +39,15 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("gpt-oss", gpt_oss),
     ("seed_oss", seed_oss),
     ("mistral3", mistral3),
+    ("qwen35", qwen3_5),
+    ("qwen35moe", qwen3_5_moe),
+    ("lfm2", lfm2),
+    ("lfm2moe", lfm2_moe),
+    ("mamba2", mamba2),
+    ("granitehybrid", granite_hybrid),
+    ("falcon-h1", falcon_h1),
+    ("nemotron_h", nemotron_h),
+    ("nemotron_h_moe", nemotron_h),
 ];
 
 /// Reads Llama, Mistral or Mixtral, which share one name.
@@ -280,14 +289,8 @@ fn exaone4(file: &mut File<'_>) -> Result<Fields, Error> {
 fn granite(file: &mut File<'_>) -> Result<Fields, Error> {
     let mut config = file.decoder("granite")?;
     config.extend(file.rope()?);
-    let factor = |key: &str| Ok::<_, Error>(file.number(key)?.filter(|factor| *factor != 0.0).unwrap_or(1.0));
-    let usual = (file.head_dim()? as f64).powf(-0.5);
-    let attention = file.number("attention.scale")?.filter(|scale| *scale != 0.0).unwrap_or(usual);
+    config.extend(file.granite_factors()?);
     config.extend(fields([
-        ("attention_multiplier", attention.into()),
-        ("embedding_multiplier", factor("embedding_scale")?.into()),
-        ("residual_multiplier", factor("residual_scale")?.into()),
-        ("logits_scaling", factor("logit_scale")?.into()),
         ("attention_bias", file.has("blk.0.attn_q.bias").into()),
         ("mlp_bias", file.has("blk.0.ffn_gate.bias").into()),
     ]));
@@ -314,21 +317,11 @@ fn glm4(file: &mut File<'_>) -> Result<Fields, Error> {
 }
 
 fn glm4_moe(file: &mut File<'_>) -> Result<Fields, Error> {
-    const GATING: &str = "expert_gating_func";
     let mut config = file.decoder("glm4_moe")?;
     config.extend(whole_share(file.rope()?));
-    // The last blocks predict further tokens, and are not read.
-    let further = file.unsigned("nextn_predict_layers")?.unwrap_or(0);
-    let blocks = file.layers()?.checked_sub(further).filter(|blocks| *blocks > 0);
-    let blocks = blocks.ok_or_else(|| file.wrong("nextn_predict_layers", "leaves no block"))?;
-    if further > 0 {
-        config.insert("num_nextn_predict_layers".to_owned(), further.into());
-    }
-    if let Some(other) = file.unsigned(GATING)?.filter(|gating| *gating != 2) {
-        return Err(file.wrong(GATING, format!("is {other}, and only 2, the sigmoid, is supported")));
-    }
+    file.read_layers(&mut config)?;
+    file.only_sigmoid()?;
     config.extend(fields([
-        ("num_hidden_layers", blocks.into()),
         ("n_routed_experts", file.needed("expert_count")?.into()),
         ("num_experts_per_tok", file.experts_a_token()?.into()),
         ("n_group", file.unsigned("expert_group_count")?.unwrap_or(1).into()),
@@ -442,6 +435,187 @@ fn mistral3(file: &mut File<'_>) -> Result<Fields, Error> {
     Ok(config)
 }
 
+fn qwen3_5(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("qwen3_5_text")?;
+    config.extend(whole_share(file.rope_with(&["rope.dimension_sections"])?));
+    let layers = file.read_layers(&mut config)?;
+    let [heads, value_dim] = file.state_heads()?;
+    let attends = (0..layers).map(|i| file.has(&format!("blk.{i}.attn_q.weight")));
+    let name = |attends: bool| if attends { "full_attention" } else { "linear_attention" };
+    config.extend(fields([
+        ("layer_types", attends.map(name).collect()),
+        ("attention_bias", file.blocks_with("attn_q.bias")?.contains(&true).into()),
+        ("linear_conv_kernel_dim", file.needed("ssm.conv_kernel")?.into()),
+        ("linear_key_head_dim", file.needed("ssm.state_size")?.into()),
+        ("linear_num_key_heads", file.needed("ssm.group_count")?.into()),
+        ("linear_num_value_heads", heads.into()),
+        ("linear_value_head_dim", value_dim.into()),
+        // The converter sorts heads of values so.
+        ("linear_heads_alternate", true.into()),
+    ]));
+    Ok(config)
+}
+
+fn qwen3_5_moe(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = qwen3_5(file)?;
+    let width = "expert_shared_feed_forward_length";
+    config.extend(fields([
+        ("model_type", "qwen3_5_moe_text".into()),
+        ("num_experts", file.needed("expert_count")?.into()),
+        ("num_experts_per_tok", file.chosen_experts()?.into()),
+        ("moe_intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ("shared_expert_intermediate_size", file.needed(width)?.into()),
+    ]));
+    Ok(config)
+}
+
+fn lfm2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.some_attention("lfm2")?;
+    config.extend(file.rope()?);
+    let layers = file.layers()?;
+    let attends = (0..layers).map(|i| file.has(&format!("blk.{i}.attn_q.weight")));
+    config.extend(fields([
+        ("norm_eps", file.eps()?.into()),
+        ("conv_L_cache", file.needed("shortconv.l_cache")?.into()),
+        ("conv_bias", file.blocks_with("shortconv.conv.bias")?.contains(&true).into()),
+        ("layer_types", attends.map(|attends| if attends { "full_attention" } else { "conv" }).collect()),
+        // The width is the one that the converter computed.
+        ("block_auto_adjust_ff_dim", false.into()),
+    ]));
+    Ok(config)
+}
+
+fn lfm2_moe(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = lfm2(file)?;
+    config.remove("block_auto_adjust_ff_dim");
+    file.only_sigmoid()?;
+    config.extend(fields([
+        ("model_type", "lfm2_moe".into()),
+        ("num_experts", file.needed("expert_count")?.into()),
+        ("num_experts_per_tok", file.chosen_experts()?.into()),
+        ("moe_intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ("num_dense_layers", file.unsigned("leading_dense_block_count")?.unwrap_or(0).into()),
+        ("use_expert_bias", file.blocks_with("exp_probs_b.bias")?.contains(&true).into()),
+    ]));
+    Ok(config)
+}
+
+fn mamba2(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.model("mamba2")?;
+    let [heads, head_dim] = file.state_heads()?;
+    let biases = |part: &str| Ok::<_, Error>(Value::from(file.blocks_with(part)?.contains(&true)));
+    config.extend(fields([
+        ("state_size", file.needed("ssm.state_size")?.into()),
+        ("conv_kernel", file.needed("ssm.conv_kernel")?.into()),
+        ("n_groups", file.needed("ssm.group_count")?.into()),
+        ("num_heads", heads.into()),
+        ("head_dim", head_dim.into()),
+        ("expand", file.expansion()?.into()),
+        ("layer_norm_epsilon", file.eps()?.into()),
+        ("use_bias", biases("ssm_in.bias")?),
+        ("use_conv_bias", biases("ssm_conv1d.bias")?),
+    ]));
+    Ok(config)
+}
+
+fn granite_hybrid(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.some_attention("granitemoehybrid")?;
+    config.extend(file.rope_with(&["rope.scaling.finetuned"])?);
+    config.extend(file.granite_factors()?);
+    config.extend(file.mixers()?);
+    let attends = file.blocks_with("attn_q.weight")?;
+    let name = |attends: &bool| if *attends { "full_attention" } else { "linear_attention" };
+    let rotates = file.metadata.boolean(&file.key("rope.scaling.finetuned"))?.unwrap_or(false);
+    let experts = file.unsigned("expert_count")?.unwrap_or(0);
+    let width = match file.unsigned("expert_shared_feed_forward_length")?.filter(|width| *width > 0) {
+        Some(width) => width,
+        None => file.uniform("feed_forward_length")?.ok_or_else(|| file.missing("feed_forward_length"))?,
+    };
+    config.extend(fields([
+        ("rms_norm_eps", file.eps()?.into()),
+        ("layer_types", attends.iter().map(name).collect()),
+        ("position_embedding_type", if rotates { "rope" } else { "nope" }.into()),
+        ("attention_bias", file.blocks_with("attn_q.bias")?.contains(&true).into()),
+        ("num_local_experts", experts.into()),
+        ("num_experts_per_tok", if experts > 0 { file.chosen_experts()? } else { 0 }.into()),
+        ("shared_intermediate_size", width.into()),
+        ("shared_mlp_apart", true.into()),
+    ]));
+    Ok(config)
+}
+
+/// Reads Falcon-H1. The converter multiplies weights by the factors of the model.
+fn falcon_h1(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("falcon_h1")?;
+    config.extend(file.rope()?);
+    config.extend(file.mixers()?);
+    let has_norm = file.has("blk.0.ssm_norm.weight");
+    config.extend(fields([
+        ("mamba_d_ssm", file.needed("ssm.inner_size")?.into()),
+        ("mamba_rms_norm", has_norm.into()),
+        // llama.cpp hard-codes the order.
+        ("mamba_norm_before_gate", false.into()),
+        ("projectors_bias", file.has("blk.0.ssm_out.bias").into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+        ("mlp_bias", file.has("blk.0.ffn_gate.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn nemotron_h(file: &mut File<'_>) -> Result<Fields, Error> {
+    const EPS: &str = "attention.layer_norm_epsilon";
+    let mut config = file.some_attention("nemotron_h")?;
+    let [heads, head_dim] = file.state_heads()?;
+    let parts = ["ssm_in.weight", "attn_q.weight", "ffn_gate_inp.weight", "ffn_up.weight"];
+    let names = ["linear_attention", "full_attention", "moe", "mlp"];
+    let blocks = parts.map(|part| file.blocks_with(part));
+    let mut types = Vec::new();
+    let kinds: Vec<_> = blocks.into_iter().collect::<Result<_, _>>()?;
+    for i in 0..file.layers()? as usize {
+        let kind =
+            kinds.iter().zip(names).find_map(|(has, name)| (has.get(i) == Some(&true)).then_some(name));
+        types.push(
+            kind.ok_or_else(|| file.wrong("block_count", format!("is beyond block {i}, which is empty")))?,
+        );
+    }
+    let biases = |part: &str| Ok::<_, Error>(Value::from(file.blocks_with(part)?.contains(&true)));
+    // The widths in the metadata are those of experts alone.
+    let first = types.iter().position(|kind| *kind == "mlp");
+    let width = first.and_then(|i| file.tensors.shape(&format!("blk.{i}.ffn_up.weight")));
+    let width = width.and_then(|shape| shape.first().copied());
+    config.extend(width.map(|width| ("intermediate_size".to_owned(), width.into())));
+    config.extend(fields([
+        ("layer_norm_epsilon", file.number(EPS)?.ok_or_else(|| file.missing(EPS))?.into()),
+        ("layers_block_type", types.into()),
+        ("ssm_state_size", file.needed("ssm.state_size")?.into()),
+        ("mamba_num_heads", heads.into()),
+        ("mamba_head_dim", head_dim.into()),
+        ("n_groups", file.needed("ssm.group_count")?.into()),
+        ("conv_kernel", file.needed("ssm.conv_kernel")?.into()),
+        ("use_conv_bias", biases("ssm_conv1d.bias")?),
+        ("use_bias", biases("ssm_in.bias")?),
+        ("mlp_bias", biases("ffn_up.bias")?),
+        // Steps have no limits in llama.cpp.
+        ("time_step_min", 0.0.into()),
+    ]));
+    let Some(experts) = file.unsigned("expert_count")?.filter(|experts| *experts > 0) else {
+        return Ok(config);
+    };
+    let scale = file.number("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
+    config.extend(fields([
+        ("n_routed_experts", experts.into()),
+        ("num_experts_per_tok", file.experts_a_token()?.into()),
+        ("n_group", file.unsigned("expert_group_count")?.unwrap_or(1).into()),
+        ("topk_group", file.unsigned("expert_group_used_count")?.unwrap_or(1).into()),
+        ("moe_intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ("moe_shared_expert_intermediate_size", file.needed("expert_shared_feed_forward_length")?.into()),
+        ("moe_latent_size", file.unsigned("moe_latent_size")?.into()),
+        ("routed_scaling_factor", scale.into()),
+        ("norm_topk_prob", file.metadata.boolean(&file.key("expert_weights_norm"))?.unwrap_or(false).into()),
+    ]));
+    Ok(config)
+}
+
 /// States that all of each head is rotated, for models whose configs say otherwise by default.
 fn whole_share(mut rope: Fields) -> Fields {
     rope.entry("partial_rotary_factor").or_insert(1.0.into());
@@ -449,6 +623,93 @@ fn whole_share(mut rope: Fields) -> Fields {
 }
 
 impl File<'_> {
+    /// Returns the number of blocks that are read, and stores it in `config`. The last blocks may predict
+    /// further tokens, and are not read.
+    fn read_layers(&self, config: &mut Fields) -> Result<u64, Error> {
+        const KEY: &str = "nextn_predict_layers";
+        let further = self.unsigned(KEY)?.unwrap_or(0);
+        let layers = self.layers()?.checked_sub(further).filter(|layers| *layers > 0);
+        let layers = layers.ok_or_else(|| self.wrong(KEY, "leaves no block"))?;
+        config.insert("num_hidden_layers".to_owned(), layers.into());
+        if further > 0 {
+            config.insert("num_nextn_predict_layers".to_owned(), further.into());
+        }
+        Ok(layers)
+    }
+
+    /// Checks that experts are chosen by the sigmoids of their logits.
+    fn only_sigmoid(&self) -> Result<(), Error> {
+        const KEY: &str = "expert_gating_func";
+        match self.unsigned(KEY)? {
+            None | Some(2) => Ok(()),
+            Some(other) => Err(self.wrong(KEY, format!("is {other}, and only 2, the sigmoid, is supported"))),
+        }
+    }
+
+    /// Returns the fields of a model with attention in some of its blocks.
+    fn some_attention(&self, model_type: &str) -> Result<Fields, Error> {
+        const HEADS: &str = "attention.head_count";
+        let heads = self.of_layers(HEADS)?.unwrap_or_default().into_iter().max();
+        let heads = heads.filter(|heads| *heads > 0).ok_or_else(|| self.missing(HEADS))?;
+        let kv_heads = self.of_layers("attention.head_count_kv")?.unwrap_or_default().into_iter().max();
+        let head_dim = self.head_dim()?;
+        // Some files say 0, and have keys.
+        let keys = (0..self.layers()?).find_map(|i| self.tensors.shape(&format!("blk.{i}.attn_k.weight")));
+        let of_keys = keys.and_then(|shape| (*shape.first()? as u64).checked_div(head_dim));
+        let kv_heads = kv_heads.filter(|heads| *heads > 0).or(of_keys.filter(|heads| *heads > 0));
+        let mut config = self.model(model_type)?;
+        config.extend(fields([
+            ("num_attention_heads", heads.into()),
+            // A model may have no attention at all.
+            ("num_key_value_heads", kv_heads.unwrap_or(heads).into()),
+            ("head_dim", head_dim.into()),
+        ]));
+        let width = self.of_layers("feed_forward_length")?.unwrap_or_default().into_iter().max();
+        let sizes =
+            [("intermediate_size", width), ("max_position_embeddings", self.unsigned("context_length")?)];
+        config.extend(sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?.into()))));
+        Ok(config)
+    }
+
+    /// Returns the factors of Granite.
+    fn granite_factors(&self) -> Result<Fields, Error> {
+        let factor =
+            |key: &str| Ok::<_, Error>(self.number(key)?.filter(|factor| *factor != 0.0).unwrap_or(1.0));
+        let usual = (self.head_dim()? as f64).powf(-0.5);
+        let attention = self.number("attention.scale")?.filter(|scale| *scale != 0.0).unwrap_or(usual);
+        Ok(fields([
+            ("attention_multiplier", attention.into()),
+            ("embedding_multiplier", factor("embedding_scale")?.into()),
+            ("residual_multiplier", factor("residual_scale")?.into()),
+            ("logits_scaling", factor("logit_scale")?.into()),
+        ]))
+    }
+
+    /// Returns the number of heads of mixers with matrix states, and the width of their values.
+    fn state_heads(&self) -> Result<[u64; 2], Error> {
+        const INNER: &str = "ssm.inner_size";
+        let (heads, inner) = (self.needed("ssm.time_step_rank")?, self.needed(INNER)?);
+        let width = inner.checked_div(heads).filter(|width| width.checked_mul(heads) == Some(inner));
+        let wrong = || self.wrong(INNER, format!("is {inner}, which is no multiple of {heads} heads"));
+        Ok([heads, width.ok_or_else(wrong)?])
+    }
+
+    /// Returns the fields of Mamba-2 mixers in models that have other blocks, too.
+    fn mixers(&self) -> Result<Fields, Error> {
+        let [heads, head_dim] = self.state_heads()?;
+        let biases = |part: &str| Ok::<_, Error>(Value::from(self.blocks_with(part)?.contains(&true)));
+        Ok(fields([
+            ("mamba_n_heads", heads.into()),
+            ("mamba_d_head", head_dim.into()),
+            ("mamba_n_groups", self.needed("ssm.group_count")?.into()),
+            ("mamba_d_state", self.needed("ssm.state_size")?.into()),
+            ("mamba_d_conv", self.needed("ssm.conv_kernel")?.into()),
+            ("mamba_expand", self.expansion().unwrap_or(2).into()),
+            ("mamba_conv_bias", biases("ssm_conv1d.bias")?),
+            ("mamba_proj_bias", biases("ssm_in.bias")?),
+        ]))
+    }
+
     /// Returns the number of experts per token of a model without groups of experts.
     fn chosen_experts(&self) -> Result<u64, Error> {
         const GROUPS: &str = "expert_group_count";
