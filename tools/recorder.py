@@ -101,11 +101,12 @@ class Recorder:
         chunks = [chunk.tolist() for chunk in chunks]
         self.cases.append(dict(model=name, case=case, chunks=chunks, kwargs={}, logits=logits))
 
-    def usual(self, made, name, long):
-        """Records the cases that every model has; `long` is the length of the longest prompt."""
+    def usual(self, made, name, long, padded=True):
+        """Records the cases that every model has; `long` is the length of the longest prompt, `padded` adds prompts with padding on the left."""
         self.generate(made, name, "greedy", ids(9, 6), new=8)
         self.generate(made, name, "greedy_long", ids(long, 7), new=6)
-        self.generate(made, name, "leftpad_b2", *left_padded(), new=6)
+        if padded:
+            self.generate(made, name, "leftpad_b2", *left_padded(), new=6)
         self.forward(made, name, "chunked_dynamic", torch.split(ids(40, 10), [21, 7, 1, 11], dim=1))
         if "other" not in name:
             self.generate(made, name, "beam3", ids(6, 9), new=6, num_beams=3)

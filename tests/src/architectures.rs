@@ -343,6 +343,8 @@ fn unsupported_configs_are_errors() {
         ("lfm2", "conv_L_cache", json!(4), "conv.conv.weight` has shape [32, 1, 3]"),
         ("lfm2", "layer_types", json!(["conv", "mamba", "conv", "conv"]), "known: full_attention, conv"),
         ("lfm2", "block_multiple_of", json!(0), "`block_multiple_of` is 0"),
+        ("lfm2", "block_ffn_dim_multiplier", json!(1e30), "`intermediate_size` is"),
+        ("bamba", "hidden_act", json!("gelu"), "known: silu, swish"),
         ("lfm2_moe", "num_dense_layers", json!(0), "no tensor `model.layers.0.feed_forward.gate.weight`"),
         ("mamba2", "num_heads", json!(5), "`num_heads` 5 is no multiple of `n_groups` 2"),
         ("mamba2", "head_dim", json!(9), "`num_heads` 4 times `head_dim` 9 is not `expand` times"),

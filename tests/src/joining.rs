@@ -287,11 +287,14 @@ fn caches_that_keep_nothing_can_be_joined() {
 #[test]
 fn the_cache_of_another_model_cannot_join() {
     let (_, opened) = devices().next().unwrap();
-    let [llama, mamba] = ["llama", "mamba"].map(|name| recorded(name, opened));
-    let mut cache = row(&llama, &Plan::dynamic(), 0);
-    let refused = cache.join(row(&mamba, &Plan::dynamic(), 1)).unwrap_err();
-    assert!(matches!(refused, Error::WrongMemory { .. }), "{refused}");
-    assert_eq!((cache.rows(), cache.seq_len()), (Some(1), LENS[0]));
+    // The last two have equally many blocks.
+    for names in [["llama", "mamba"], ["mamba2", "lfm2"]] {
+        let [one, other] = names.map(|name| recorded(name, opened));
+        let mut cache = row(&one, &Plan::dynamic(), 0);
+        let refused = cache.join(row(&other, &Plan::dynamic(), 1)).unwrap_err();
+        assert!(matches!(refused, Error::WrongMemory { .. }), "{refused}");
+        assert_eq!((cache.rows(), cache.seq_len()), (Some(1), LENS[0]));
+    }
 }
 
 /// After a failed pass, rows that cannot be rolled back leave, and the others continue.

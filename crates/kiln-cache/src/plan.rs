@@ -349,8 +349,8 @@ impl Plan {
                 let kernels = placement.of(block);
                 let LayerNeed { attention, encoder, recurrent } = need;
                 let keys = attention.as_ref().map(|need| self.spec(need).factory.build(need, kernels));
-                let heard = attention.as_ref().filter(|_| *encoder);
-                let encoder = heard.map(|need| self.encoder.factory.build_encoder(need, kernels));
+                let of_encoder = attention.as_ref().filter(|_| *encoder);
+                let encoder = of_encoder.map(|need| self.encoder.factory.build_encoder(need, kernels));
                 Ok(LayerCache {
                     keys: keys.transpose()?,
                     encoder: encoder.transpose()?,

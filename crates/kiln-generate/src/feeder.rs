@@ -27,8 +27,9 @@ const SMALLEST_CHUNK: usize = 16;
 /// 1, vocab]` of the last tokens.
 ///
 /// Chunks bound the memory that a long prompt takes while it is fed. They do not change the result: rotary
-/// frequencies that depend on the length are chosen for the whole prompt, after the contents of `cache`. A
-/// cache that remembers nothing is fed everything with the last chunk.
+/// frequencies that depend on the length are chosen for the whole prompt, after the contents of `cache`. (A
+/// Mamba-2 mixer whose steps have limits ignores them in a chunk of one token, as Transformers does.) A cache
+/// that remembers nothing is fed everything with the last chunk.
 ///
 /// # Errors
 /// [`Error::Setting`] for chunks of 0 tokens; the errors of [`CausalModel::forward`].

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
+    mamba::check_silu,
     mamba2::{self, step_limits},
     nn::{
         block::{MixerConfig, StateConfig},
@@ -37,6 +38,7 @@ struct Fields {
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct MixerFields {
+    hidden_act: String,
     mamba_n_heads: usize,
     /// A number, or `auto` for the width of the mixer divided by the number of heads.
     mamba_d_head: Value,
@@ -51,6 +53,7 @@ pub(crate) struct MixerFields {
 impl Default for MixerFields {
     fn default() -> Self {
         Self {
+            hidden_act: "silu".to_owned(),
             mamba_n_heads: 128,
             mamba_d_head: "auto".into(),
             mamba_n_groups: 1,
@@ -76,6 +79,8 @@ impl MixerFields {
         width: Option<usize>,
     ) -> Result<Mamba2Config> {
         let (hidden, heads) = (common.sizes.hidden, self.mamba_n_heads);
+        // Also the activation of convolutions.
+        check_silu(config, "hidden_act", &self.hidden_act)?;
         config.check("mamba_expand", self.mamba_expand, 1 << 6)?;
         let width = width.unwrap_or(self.mamba_expand * hidden);
         let head_dim = match &self.mamba_d_head {
@@ -130,7 +135,9 @@ impl Architecture for Bamba {
     }
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        // Transformers overwrites the share of each head that is rotated, unless `rope_parameters` has it.
         let config = config.with_aliases(&[("layers_block_type", "layer_types")])?;
+        let config = config.without(&["partial_rotary_factor"]);
         let fields: Fields = config.parse()?;
         let mixer: MixerFields = config.parse()?;
         let common = Common::read(&config, DEFAULTS)?;

@@ -208,6 +208,9 @@ impl Common {
     }
 }
 
+/// Fields that only configs of GGUF files have, about the order of their tensors.
+const OF_GGUF: [&str; 2] = ["linear_heads_alternate", "shared_mlp_apart"];
+
 /// The JSON of a `config.json`, with its path for messages.
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
@@ -252,7 +255,10 @@ impl ConfigFile {
     }
 
     /// Creates the config of the text model that `json` describes.
-    fn new(path: PathBuf, json: Value) -> Self {
+    fn new(path: PathBuf, mut json: Value) -> Self {
+        if let Value::Object(fields) = &mut json {
+            OF_GGUF.iter().for_each(|name| drop(fields.remove(*name)));
+        }
         match multimodal::text_config(&json) {
             Some(text) => {
                 let of = json.get("model_type").and_then(Value::as_str).map(str::to_owned);

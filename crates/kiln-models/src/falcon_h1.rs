@@ -62,7 +62,9 @@ impl Architecture for FalconH1 {
         let width = config.unless_null("mamba_d_ssm", fields.mamba_d_ssm, Some(1024));
         let mut mamba = mixer.mixer(config, &common, width)?;
         mamba.out_bias = fields.projectors_bias;
-        let before_gate = fields.mamba_norm_before_gate.unwrap_or(true);
+        let before_gate =
+            config.unless_null("mamba_norm_before_gate", fields.mamba_norm_before_gate, Some(true));
+        let before_gate = before_gate.unwrap_or(false);
         mamba.norm = fields.mamba_rms_norm.then_some(ResultNorm { eps: common.eps, before_gate });
         mamba.factors = Factors {
             input: factor("ssm_in_multiplier", fields.ssm_in_multiplier)?,

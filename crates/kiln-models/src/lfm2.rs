@@ -3,6 +3,7 @@
 
 use kiln_core::Result;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
@@ -45,15 +46,15 @@ impl Width {
         if !self.block_auto_adjust_ff_dim.unwrap_or(true) {
             return Ok(intermediate);
         }
-        let width = 2 * intermediate / 3;
+        let checked = |width: usize| config.check("intermediate_size", width, 1 << 24).map(|()| width);
+        let width = checked(2 * intermediate / 3)?;
         let times = config.unless_null("block_ffn_dim_multiplier", self.block_ffn_dim_multiplier, Some(1.0));
         let Some(times) = times else { return Ok(width) };
         let times = config.positive("block_ffn_dim_multiplier", times)?;
         let multiple = self.block_multiple_of.unwrap_or(256);
         config.check("block_multiple_of", multiple, 1 << 24)?;
-        let width = ((times * width as f64) as usize).next_multiple_of(multiple);
-        config.check("intermediate_size", width, 1 << 24)?;
-        Ok(width)
+        let width = checked((times * width as f64) as usize)?;
+        checked(width.next_multiple_of(multiple))
     }
 }
 
@@ -63,7 +64,8 @@ pub(crate) const PROJECTIONS: [&str; 3] = ["w1", "w3", "w2"];
 /// Returns the settings of a decoder of short convolutions and attention, with dense feed-forwards.
 pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<DecoderConfig> {
     let fields: Fields = config.parse()?;
-    let mut config = config.with_aliases(&[("norm_eps", "rms_norm_eps")])?;
+    let eps = config.get("norm_eps").cloned().unwrap_or(Value::Null);
+    let mut config = config.with("rms_norm_eps", eps);
     // Old names, which take precedence.
     for (old, name) in [("tie_embedding", "tie_word_embeddings"), ("block_ff_dim", "intermediate_size")] {
         if let Some(value) = config.get(old).cloned() {

@@ -1,5 +1,5 @@
 //! Nemotron-H and Nemotron 3 (NVIDIA, 2025; transformers' `NemotronHForCausalLM`): each block is one of a
-//! Mamba-2 mixer, attention without positions, a feed-forward without a gate, and a mixture of these.
+//! Mamba-2 mixer, attention without positions, a feed-forward without a gate, and a mixture of such.
 
 use kiln_core::Result;
 use kiln_kernels::{Groups, Scores};
@@ -80,8 +80,7 @@ impl Default for Fields {
 }
 
 /// Other names of fields, in configs of other versions of Transformers.
-const ALIASES: [(&str, &str); 7] = [
-    ("layer_norm_epsilon", "rms_norm_eps"),
+const ALIASES: [(&str, &str); 6] = [
     ("layer_types", "layers_block_type"),
     ("num_local_experts", "n_routed_experts"),
     ("mamba_n_groups", "n_groups"),
@@ -140,6 +139,8 @@ impl Architecture for NemotronH {
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let config = config.with_aliases(&ALIASES)?.or("intermediate_size", 21_504);
+        let eps = config.get("layer_norm_epsilon").cloned().unwrap_or(Value::Null);
+        let config = config.with("rms_norm_eps", eps);
         let kinds = kinds(&config)?;
         // Transformers does not read it if it has the blocks.
         let config = config.with("num_hidden_layers", kinds.len().into());
@@ -170,7 +171,7 @@ impl Architecture for NemotronH {
         let mut decoder = DecoderConfig::without_positions(common);
         decoder.mlp.bias = fields.mlp_bias;
         decoder.mlp.activation = mlp::activation(&config, "mlp_hidden_act", Some(&fields.mlp_hidden_act))?;
-        // Squares.
+        // Squares of activations exceed float16.
         decoder.fits_float16 = false;
         decoder.names = Names {
             embeddings: "embeddings",

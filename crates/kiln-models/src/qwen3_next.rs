@@ -34,7 +34,7 @@ struct Fields {
     /// Period of the blocks with attention.
     full_attention_interval: Option<usize>,
     linear_conv_kernel_dim: Option<usize>,
-    /// Whether heads of values that share keys are apart, as in GGUF files.
+    /// Whether value head `h` has key head `h mod n` of `n`, as in GGUF files.
     linear_heads_alternate: bool,
     linear_key_head_dim: Option<usize>,
     linear_value_head_dim: Option<usize>,

@@ -294,17 +294,24 @@ fn held(cache: &ModelCache, blocks: &Range<usize>) -> usize {
     cache.memory_of(blocks.clone()).device_bytes()
 }
 
-/// Largest number of bytes that adjacent parts hold on one device while they are used one after another.
+/// Largest number of bytes that adjacent blocks hold on one device while they are used one after another.
 fn at_most(parts: &[PartFootprint]) -> usize {
-    let here = |part: &PartFootprint| if part.is_offloaded { 0 } else { part.bytes.held };
-    let in_use = |part: &PartFootprint| if part.is_offloaded { part.bytes.held } else { 0 };
-    let pair = |(i, part): (usize, &PartFootprint)| match parts.get((i + 1) % parts.len()) {
-        Some(next) if parts.len() > 1 => {
-            in_use(part).saturating_add(in_use(next)).saturating_add(part.bytes.passing)
-        }
-        _ => in_use(part).saturating_add(part.bytes.passing),
-    };
     // Saturating, because users may ask for any number of tokens.
-    let stay = parts.iter().map(here).fold(0, usize::saturating_add);
-    stay.saturating_add(parts.iter().enumerate().map(pair).max().unwrap_or(0))
+    let sum = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
+    let offloaded = |part: &&PartFootprint| part.is_offloaded;
+    let stay = sum(&mut parts.iter().filter(|part| !part.is_offloaded).map(|part| part.bytes.held));
+    // Bytes of a block that are on the device while it is used, and those that one of its parts takes in
+    // addition.
+    let blocks: Vec<(usize, usize)> = parts
+        .chunk_by(|a, b| a.block == b.block)
+        .map(|own| {
+            let in_use = sum(&mut own.iter().filter(offloaded).map(|part| part.bytes.held));
+            (in_use, own.iter().map(|part| part.bytes.passing).max().unwrap_or(0))
+        })
+        .collect();
+    let pair = |(i, &(in_use, passing)): (usize, &(usize, usize))| match blocks.get((i + 1) % blocks.len()) {
+        Some((next, _)) if blocks.len() > 1 => in_use.saturating_add(*next).saturating_add(passing),
+        _ => in_use.saturating_add(passing),
+    };
+    stay.saturating_add(blocks.iter().enumerate().map(pair).max().unwrap_or(0))
 }

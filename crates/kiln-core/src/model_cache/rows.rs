@@ -1,6 +1,6 @@
 //! Adding and removing rows of a cache between two passes.
 
-use std::mem::{self, Discriminant, discriminant};
+use std::mem;
 
 use super::{LayerCache, ModelCache, groups::RowGroup, shared::SharedBuffers};
 use crate::{Error, Result};
@@ -126,8 +126,11 @@ impl ModelCache {
         self.groups = groups;
     }
 
-    /// Returns the kind of memory of each block.
-    fn kinds(&self) -> Vec<Discriminant<LayerCache>> {
-        self.groups.first().map_or_else(Vec::new, |group| group.layers.iter().map(discriminant).collect())
+    /// Returns, for each block, whether it has keys, keys of an encoder, and a state.
+    fn kinds(&self) -> Vec<[bool; 3]> {
+        let kinds = |LayerCache { keys, encoder, state }: &LayerCache| {
+            [keys.is_some(), encoder.is_some(), state.is_some()]
+        };
+        self.groups.first().map_or_else(Vec::new, |group| group.layers.iter().map(kinds).collect())
     }
 }

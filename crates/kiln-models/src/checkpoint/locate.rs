@@ -59,7 +59,7 @@ impl Piece<'_> {
         let (end, together) = (self.first + self.rows, self.undo.together(self.of));
         let mut row = self.first;
         std::iter::from_fn(move || {
-            // Runs end where those of the whole tensor do.
+            // Runs begin at multiples of `together`, also if the piece does not.
             let each = (together - row % together).min(end - row);
             let start = (each > 0).then(|| self.row_start(row));
             row += each;

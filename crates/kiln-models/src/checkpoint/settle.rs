@@ -189,6 +189,8 @@ impl Checkpoint {
                     self.folder.display()
                 );
                 self.config.set("tie_word_embeddings", false.into());
+                // The old name of LFM2.
+                self.config.set("tie_embedding", serde_json::Value::Null);
             }
             (_, None) => {}
         }

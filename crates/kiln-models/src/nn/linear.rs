@@ -122,7 +122,10 @@ impl Linear {
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let y = self.weight.project(x, self.bias.as_ref(), None, kernels);
         match &self.factors {
-            Some(factors) => y.clone() * factors.clone().cast(y.dtype()),
+            Some(factors) => {
+                let dtype = y.dtype();
+                (y.cast(DType::F32) * factors.clone()).cast(dtype)
+            }
             None => y,
         }
     }

@@ -118,7 +118,8 @@ impl Mamba2 {
 
 impl StateMixer for Mamba2 {
     fn bytes(&self) -> usize {
-        let heads = self.heads.shape().num_elements() * self.heads.dtype().size();
+        let numbers = 3 + 2 * usize::from(self.limits.is_some());
+        let heads = numbers * self.config.heads * size_of::<f32>();
         let norm = self.norm.as_ref().map_or(0, GroupNorm::bytes);
         self.in_proj.bytes() + self.conv.bytes() + heads + norm + self.out_proj.bytes()
     }

@@ -253,6 +253,11 @@ impl DecoderConfig {
             _ => None,
         };
         let latent = self.blocks.iter().find_map(latent).unwrap_or(false);
+        let convolves = |block: &super::block::BlockConfig| match block.mixer {
+            MixerConfig::State(StateConfig::ShortConv(conv)) => conv.bias,
+            _ => false,
+        };
+        let convolves = self.blocks.iter().any(convolves);
         let biased = self.mlp.bias || experts.is_some_and(|experts| experts.bias);
         let router = experts.filter(|experts| !experts.bias).map(|experts| experts.names.router);
         let mut modules: Vec<&'static str> = router.into_iter().collect();
@@ -260,7 +265,8 @@ impl DecoderConfig {
             (self.head_bias, &[self.names.head][..]),
             (any(|attention| attention.qkv_bias), &["q_proj", "v_proj", fused]),
             (any(|attention| attention.qkv_bias && attention.k_bias), &["k_proj"]),
-            (any(|attention| attention.o_bias) || latent, &[o_name]),
+            // Mixers of all kinds may call their output projection so.
+            (any(|attention| attention.o_bias) || latent || convolves, &[o_name]),
             (latent, &["q_a_proj", "kv_a_proj_with_mqa"]),
             (biased, &FEED_FORWARD),
             (self.mlp.bias, &plain),

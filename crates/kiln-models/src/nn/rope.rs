@@ -58,12 +58,15 @@ impl RopeParameters {
             Some(json) => Self::parse(config, json.clone())?,
             None => Self::default(),
         };
-        let number = |key: &str| config.get(key).and_then(serde_json::Value::as_f64);
-        parameters.rope_theta = parameters.rope_theta.or_else(|| number("rope_theta"));
+        let number = |key: &str| match config.get(key) {
+            Some(value) if value.is_object() => Err(config.error(&format!("`{key}` is no finite number"))),
+            value => Ok(value.and_then(Value::as_f64)),
+        };
+        parameters.rope_theta = parameters.rope_theta.or(number("rope_theta")?);
         parameters.partial_rotary_factor =
-            parameters.partial_rotary_factor.or_else(|| number("partial_rotary_factor"));
+            parameters.partial_rotary_factor.or(number("partial_rotary_factor")?);
         // The value outside the section takes precedence, as in the reference.
-        if let Some(trained) = number("original_max_position_embeddings") {
+        if let Some(trained) = number("original_max_position_embeddings")? {
             parameters.original_max_position_embeddings = Some(trained as usize);
         }
         Ok(parameters)

@@ -194,11 +194,14 @@ impl File<'_> {
 
     fn head_dim(&self) -> Result<u64, Error> {
         let (keys, values) = ("attention.key_length", "attention.value_length");
-        let (hidden, heads) = (self.needed("embedding_length")?, self.uniform("attention.head_count")?);
-        let default = heads.and_then(|heads| {
-            hidden.checked_div(heads).filter(|size| size.checked_mul(heads) == Some(hidden))
-        });
-        let size = self.unsigned(keys)?.or(default).ok_or_else(|| self.missing(keys))?;
+        let default = || {
+            let (hidden, heads) = (self.needed("embedding_length")?, self.uniform("attention.head_count")?);
+            let size = heads.and_then(|heads| {
+                hidden.checked_div(heads).filter(|size| size.checked_mul(heads) == Some(hidden))
+            });
+            size.ok_or_else(|| self.missing(keys))
+        };
+        let size = self.unsigned(keys)?.map_or_else(default, Ok)?;
         match self.unsigned(values)? {
             Some(other) if other != size => Err(self.wrong(
                 values,

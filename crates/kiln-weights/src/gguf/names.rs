@@ -282,7 +282,7 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
         }
         None => (None, in_block(model_type, part)?),
     };
-    // A suffix that the converter forgets.
+    // The converter writes this name without its suffix.
     let suffix = if (model_type, found) == ("falcon_h1", "ffn_norm") { "" } else { suffix };
     Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
 }

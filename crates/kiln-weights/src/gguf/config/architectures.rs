@@ -525,7 +525,7 @@ fn granite_hybrid(file: &mut File<'_>) -> Result<Fields, Error> {
     config.extend(file.mixers()?);
     let attends = file.blocks_with("attn_q.weight")?;
     let name = |attends: &bool| if *attends { "full_attention" } else { "linear_attention" };
-    let rotates = file.metadata.boolean(&file.key("rope.scaling.finetuned"))?.unwrap_or(false);
+    let rotates = file.metadata.boolean(&file.key("rope.scaling.finetuned"))?.unwrap_or(true);
     let experts = file.unsigned("expert_count")?.unwrap_or(0);
     let width = match file.unsigned("expert_shared_feed_forward_length")?.filter(|width| *width > 0) {
         Some(width) => width,
@@ -565,13 +565,14 @@ fn falcon_h1(file: &mut File<'_>) -> Result<Fields, Error> {
 fn nemotron_h(file: &mut File<'_>) -> Result<Fields, Error> {
     const EPS: &str = "attention.layer_norm_epsilon";
     let mut config = file.some_attention("nemotron_h")?;
+    let layers = file.read_layers(&mut config)?;
     let [heads, head_dim] = file.state_heads()?;
     let parts = ["ssm_in.weight", "attn_q.weight", "ffn_gate_inp.weight", "ffn_up.weight"];
     let names = ["linear_attention", "full_attention", "moe", "mlp"];
     let blocks = parts.map(|part| file.blocks_with(part));
     let mut types = Vec::new();
     let kinds: Vec<_> = blocks.into_iter().collect::<Result<_, _>>()?;
-    for i in 0..file.layers()? as usize {
+    for i in 0..layers as usize {
         let kind =
             kinds.iter().zip(names).find_map(|(has, name)| (has.get(i) == Some(&true)).then_some(name));
         types.push(

@@ -121,7 +121,7 @@ fn configs_equal_the_converted_originals() {
                 }
                 // The converter drops it.
                 "max_position_embeddings" if *value == 1 << 20 => &value.clone(),
-                // Of files alone.
+                // Fields that only GGUF files have.
                 "linear_heads_alternate" | "shared_mlp_apart" => &true.into(),
                 // llama.cpp has no limit.
                 "time_step_min" => &Json::from(0.0),
