@@ -44,11 +44,13 @@ class Recorder:
                 continue
             if p.dim() >= 2:
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.25)
-            elif "norm" in key or key.endswith("bias") or key.endswith(".D") or key.endswith("sinks"):
+            elif "norm" in key or key.endswith(("bias", ".D", "sinks", "scale")):
                 p.copy_(p + 0.1 * torch.randn(p.shape, generator=generator))
         for key, b in made.named_buffers():
             if "correction_bias" in key:
                 b.copy_(0.3 * torch.randn(b.shape, generator=generator))
+            elif key.endswith("layer_scalar"):
+                b.copy_(0.9 + 0.2 * torch.rand(b.shape, generator=generator))
         settings = made.generation_config
         settings.eos_token_id, settings.pad_token_id, settings.bos_token_id = None, 0, 1
         made.save_pretrained(os.path.join(self.out, "models", name))

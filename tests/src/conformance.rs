@@ -139,7 +139,7 @@ const MUST_WHISPER: &[&str] = &[
 ];
 
 /// All folders of recordings.
-const VERSIONS: [&str; 9] = [
+const VERSIONS: [&str; 10] = [
     "4.47.1",
     "5.23.0",
     "5.23.0-rope",
@@ -147,6 +147,7 @@ const VERSIONS: [&str; 9] = [
     "5.23.0-experts",
     "5.23.0-decoders",
     "5.23.0-states",
+    "5.23.0-gemma4",
     "5.23.0-multimodal",
     "5.23.0-whisper",
 ];

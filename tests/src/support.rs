@@ -50,9 +50,16 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// Returns the fixtures folder that has the recorded model `name`.
 pub(crate) fn fixtures_of(name: &str) -> PathBuf {
-    let folders =
-        ["5.23.0", "5.23.0-mamba", "5.23.0-experts", "5.23.0-decoders", "5.23.0-states", "5.23.0-multimodal"]
-            .map(fixtures);
+    let folders = [
+        "5.23.0",
+        "5.23.0-mamba",
+        "5.23.0-experts",
+        "5.23.0-decoders",
+        "5.23.0-states",
+        "5.23.0-gemma4",
+        "5.23.0-multimodal",
+    ]
+    .map(fixtures);
     let found = folders.into_iter().find(|folder| folder.join("models").join(name).is_dir());
     found.unwrap_or_else(|| panic!("no fixtures folder has a model `{name}`"))
 }

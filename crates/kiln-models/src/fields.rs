@@ -305,6 +305,46 @@ static FIELDS: &[Fields] = &[
     ),
     of("seed_oss", &[DECODER, ROPE, LLAMA], &["attention_out_bias"], &["pretraining_tp", "residual_dropout"]),
     of("ernie4_5", &[DECODER, ROPE], &["hidden_act", "use_bias"], &[]),
+    of(
+        "gemma4_text",
+        &[DECODER, ROPE],
+        &[
+            "attention_bias",
+            "attention_k_eq_v",
+            "enable_moe_block",
+            "final_logit_softcapping",
+            "hidden_activation",
+            "hidden_size_per_layer_input",
+            "layer_types",
+            "moe_intermediate_size",
+            "num_experts",
+            "num_kv_shared_layers",
+            "per_layer_config",
+            "sliding_window",
+            "top_k_experts",
+            "use_double_wide_mlp",
+            "vocab_size_per_layer_input",
+        ],
+        &[],
+    )
+    .layer_types(),
+    of(
+        "gemma4_unified_text",
+        &[DECODER, ROPE],
+        &[
+            "attention_bias",
+            "attention_k_eq_v",
+            "final_logit_softcapping",
+            "hidden_activation",
+            "layer_types",
+            "num_kv_shared_layers",
+            "per_layer_config",
+            "sliding_window",
+            "use_double_wide_mlp",
+        ],
+        &[],
+    )
+    .layer_types(),
     of("mamba", &[MAMBA], &[], MAMBA_IDLE).layer_types(),
     of("falcon_mamba", &[MAMBA], &["mixer_rms_eps"], MAMBA_IDLE).layer_types(),
     of(
@@ -612,7 +652,8 @@ pub(crate) fn check(config: &ConfigFile, model_type: &str) -> Result<()> {
         return Err(config.error(&format!("`is_encoder_decoder` is not {own}, as it is in `{model_type}`")));
     }
     let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
-    if config.get("per_layer_config").is_some_and(|value| !is_empty(value)) {
+    let of_blocks = config.get("per_layer_config").filter(|_| !fields.reads("per_layer_config"));
+    if of_blocks.is_some_and(|value| !is_empty(value)) {
         return Err(config.error("has a `per_layer_config`; blocks with settings of their own are not read"));
     }
     // Transformers 5 makes its cache according to the list.
@@ -742,7 +783,9 @@ mod tests {
                 assert!(error.contains(&format!("`{name}`")), "{model_type}: {error}");
             };
             refused("is_encoder_decoder", json!(model_type != "whisper"));
-            refused("per_layer_config", json!({ "0": { "hidden_act": "gelu" } }));
+            if !table(&model_type).reads("per_layer_config") {
+                refused("per_layer_config", json!({ "0": { "hidden_act": "gelu" } }));
+            }
             if !table(&model_type).has_layer_types {
                 refused("layer_types", json!(["full_attention", "sliding_attention"]));
             }

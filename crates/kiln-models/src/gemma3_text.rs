@@ -48,7 +48,12 @@ impl Architecture for Gemma3Text {
         config.check("sliding_window_pattern", pattern, usize::MAX)?;
         let positions = common.sizes.positions;
         let thetas = [fields.rope_theta.unwrap_or(1e6), fields.rope_local_base_freq.unwrap_or(1e4)];
-        let ropes = LayerRopes::read(config)?.ropes(config, &common.sizes, thetas)?;
+        let ropes = LayerRopes::read(config)?.ropes(
+            config,
+            [common.sizes.head_dim; 2],
+            common.sizes.positions,
+            thetas,
+        )?;
         let decoder = DecoderConfig::gemma(common, ropes);
         let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
         // The config has the stretched number of positions, whatever the type of rope.

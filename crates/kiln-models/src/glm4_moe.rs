@@ -89,6 +89,7 @@ impl SigmoidExperts {
                 correction: Some("gate.e_score_correction_bias"),
                 groups: ([groups, chosen] != [1, 1]).then_some(Groups { groups, chosen, best: 2 }),
                 scale: config.positive("routed_scaling_factor", scale)? as f32,
+                ..RouterConfig::softmax(true)
             },
             names: ExpertNames::new("gate"),
             ..ExpertsConfig::default()

@@ -28,6 +28,8 @@ mod fields;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
+mod gemma4_text;
+mod gemma4_unified_text;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
@@ -140,6 +142,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &gemma::Gemma,
     &gemma2::Gemma2,
     &gemma3_text::Gemma3Text,
+    &gemma4_text::Gemma4Text,
+    &gemma4_unified_text::Gemma4UnifiedText,
     &smollm3::SmolLm3,
     &olmo2::Olmo2,
     &olmo3::Olmo3,

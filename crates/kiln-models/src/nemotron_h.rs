@@ -202,6 +202,7 @@ impl Architecture for NemotronH {
                     correction: Some("gate.e_score_correction_bias"),
                     groups: ([groups, chosen] != [1, 1]).then_some(Groups { groups, chosen, best: 2 }),
                     scale: config.positive("routed_scaling_factor", fields.routed_scaling_factor)? as f32,
+                    ..RouterConfig::softmax(true)
                 },
                 names: ExpertNames { gate: None, ..ExpertNames::new("gate") },
                 ..ExpertsConfig::default()

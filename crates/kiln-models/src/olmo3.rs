@@ -37,7 +37,12 @@ impl Architecture for Olmo3 {
         let windows = windows(config, common.sizes.layers, window, fields.layer_types.as_deref(), sliding)?;
         // Old configs have no base for blocks with a window.
         let thetas = [fields.rope_theta.unwrap_or(THETA), THETA];
-        let ropes = LayerRopes::read(config)?.ropes(config, &common.sizes, thetas)?;
+        let ropes = LayerRopes::read(config)?.ropes(
+            config,
+            [common.sizes.head_dim; 2],
+            common.sizes.positions,
+            thetas,
+        )?;
         let mut decoder = olmo2.decoder(config, common, ropes)?;
         decoder.set_windows(windows);
         Ok(Box::new(decoder))

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 #[cfg(target_family = "wasm")]
 use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, host_data};
 use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
 
@@ -177,6 +177,11 @@ impl From<Tensor<2>> for Rows {
 }
 
 impl Rows {
+    /// The type of the vectors that the matrix is multiplied with.
+    pub(crate) fn dtype(&self) -> DType {
+        self.blocks.first().map_or(DType::F32, Matrix::dtype)
+    }
+
     /// Device of the first block, which is that of all.
     pub(crate) fn device(&self) -> Option<Device> {
         self.blocks.first().map(Matrix::device)

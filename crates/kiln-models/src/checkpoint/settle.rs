@@ -29,7 +29,7 @@ const SCALES: [&str; 9] = [
 
 /// Modules that a text model does not use: heads for training and classification, and encoders of images and
 /// sounds.
-const BESIDE: [&str; 12] = [
+const BESIDE: [&str; 15] = [
     "score",
     "classifier",
     "qa_outputs",
@@ -39,6 +39,9 @@ const BESIDE: [&str; 12] = [
     "visual",
     "vision_model",
     "vision_tower",
+    "vision_embedder",
+    "embed_vision",
+    "embed_audio",
     "audio_tower",
     "mm_projector",
     "multi_modal_projector",
@@ -288,6 +291,9 @@ impl Checkpoint {
         }
         if SCALES.iter().any(|end| name.ends_with(end)) {
             return Ok(Some("scales for attention in 8 bits"));
+        }
+        if names.unread.iter().any(|module| name.starts_with(module)) {
+            return Ok(Some("keys and values of blocks that use those of others"));
         }
         let beyond = |(prefix, blocks): &(String, usize)| {
             let (number, _) = name.strip_prefix(prefix)?.split_once('.')?;

@@ -15,7 +15,7 @@ use kiln_kernels::{
 use super::{
     linear::{Factors, Linear},
     norm::{Norm, NormKind, Normed},
-    places::{Frame, Places, Tables},
+    places::{Frame, Kept, Places, Tables},
     rope::{RopeKind, Ropes},
 };
 use crate::{Part, Sizes, Weights};
@@ -28,6 +28,12 @@ pub(crate) struct AttentionConfig {
     pub(crate) kv_heads: usize,
     /// Width of queries and keys.
     pub(crate) head_dim: usize,
+    /// Whether values are the projected keys, before their norm and rotation.
+    pub(crate) values_are_keys: bool,
+    /// Epsilon of the norm of values, which has no weights; `None` if there is none.
+    pub(crate) value_norm: Option<f64>,
+    /// Whether later blocks of the same [rotation](Self::rope) attend to the keys and values of this one.
+    pub(crate) keeps: bool,
     pub(crate) value_dim: usize,
     pub(crate) reach: Reach,
     /// Rotation of queries and keys, one of the model's; `None` if they are not rotated.
@@ -103,6 +109,9 @@ impl AttentionConfig {
             kv_heads,
             head_dim,
             value_dim: head_dim,
+            values_are_keys: false,
+            value_norm: None,
+            keeps: false,
             reach: Reach::All,
             rope: None,
             cross_attention: false,
@@ -131,6 +140,11 @@ impl AttentionConfig {
             rotary: ropes.zip(rope).map(|(ropes, rope)| ropes.of(rope).need()),
         };
         LayerNeed { encoder: cross_attention, ..need.into() }
+    }
+
+    pub(super) fn shape(&self) -> AttentionShape {
+        let &Self { scale, softcap, reach, .. } = self;
+        AttentionShape { scale, softcap, window: reach.window(), causal: true, latent: false }
     }
 
     /// Checks that the settings can be computed, with these rotations.
@@ -167,6 +181,7 @@ pub(crate) struct Attention {
     o_proj: Linear,
     /// Norms of queries and keys.
     head_norms: Option<[Norm; 2]>,
+    value_norm: Option<Norm>,
     /// Sink of each head, in float32.
     sinks: Option<Tensor<1>>,
     config: AttentionConfig,
@@ -186,6 +201,7 @@ impl Attention {
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
         let [mixed, values] = [heads, kv_heads].map(|heads| heads * value_dim);
         let mut parts: Vec<(&str, usize)> = match &all {
+            None if config.values_are_keys => vec![(&q, queries), (&k, keys)],
             None => vec![(&q, queries), (&k, keys), (&v, values)],
             Some(all) => vec![(all, queries + keys + values)],
         };
@@ -194,6 +210,7 @@ impl Attention {
         let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
         let Factors { input, parts: [of_queries, of_keys, of_values], output } = config.factors;
         let gates = config.gate.map_or(0, |_| mixed);
+        let values = if config.values_are_keys { 0 } else { values };
         let factors = [(of_queries, queries), (of_keys, keys), (of_values, values), (1.0, gates)];
         let qkv_proj = Linear::stacked_where(weights, &parts, hidden, has_bias)?.times(input, &factors);
         let o_proj = Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?;
@@ -206,7 +223,11 @@ impl Attention {
         };
         let sinks = config.sinks.then(|| weights.vector(&[Part::new(part("sinks"), heads)])).transpose()?;
         let sinks = sinks.map(|sinks| sinks.cast(DType::F32));
-        Ok(Self { qkv_proj, o_proj, head_norms, sinks, config: *config })
+        let value_norm = config
+            .value_norm
+            .zip(qkv_proj.device())
+            .map(|(eps, device)| Norm::plain(value_dim, eps, (&device, qkv_proj.dtype())));
+        Ok(Self { qkv_proj, o_proj, head_norms, value_norm, sinks, config: *config })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -265,9 +286,18 @@ impl Attention {
             let positions = places.positions(std::slice::from_ref(frame));
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let view = part.layer.update(keys, values, &positions)?;
+            self.keep(std::slice::from_ref(frame), &view, &positions, places);
             mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
         }
         Ok(mixed)
+    }
+
+    /// Keeps keys and values for later blocks, until the pass ends.
+    fn keep(&self, frames: &[Frame], view: &KvView, positions: &Positions, places: &mut Places<'_>) {
+        if let (true, Some(rope)) = (self.config.keeps, self.config.rope) {
+            let (view, positions) = (view.clone(), positions.clone());
+            places.keep(rope, Kept { frames: frames.to_vec(), view, positions });
+        }
     }
 
     /// Attends with one launch per run of adjacent rows that store equally many tokens, in the buffer that
@@ -311,6 +341,7 @@ impl Attention {
             };
             let (keys, values) = (of_rows(keys), of_rows(values));
             let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
+            self.keep(frames, &view, &positions, places);
             mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
             parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
         }
@@ -318,8 +349,7 @@ impl Attention {
     }
 
     fn shape(&self) -> AttentionShape {
-        let AttentionConfig { scale, softcap, reach, .. } = self.config;
-        AttentionShape { scale, softcap, window: reach.window(), causal: true, latent: false }
+        self.config.shape()
     }
 
     /// Returns queries, keys and values of all heads, rotated by `tables` if given, and the gates of results.
@@ -352,6 +382,13 @@ impl Attention {
         let before_gate = (heads + kv_heads) * head_dim + kv_heads * value_dim;
         let gate = self.config.gate.map(|_| all.clone().narrow(2, before_gate, heads * value_dim));
         let [both, values] = self.split(all);
+        let values = match &self.value_norm {
+            Some(norm) => {
+                let vectors = values.reshape([batch * tokens, kv_heads, value_dim]);
+                norm.forward(vectors, kernels).reshape([batch, tokens, kv_heads, value_dim])
+            }
+            None => values,
+        };
         let values = values.swap_dims(1, 2);
         let rotate = |x: Tensor<4>| match &tables {
             Some((cos, sin)) if !rotated => {
@@ -387,6 +424,10 @@ impl Attention {
         let [batch, tokens, _] = all.dims();
         let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         let both = heads + kv_heads;
+        if self.config.values_are_keys {
+            let all = all.reshape([batch, tokens, both, head_dim]);
+            return [all.clone(), all.narrow(2, heads, kv_heads)];
+        }
         if value_dim == head_dim {
             // Nothing is copied.
             let gates = if self.config.gate.is_some() { heads } else { 0 };

@@ -7,7 +7,7 @@ use kiln_core::{
     model_cache::Pass,
     need::RecurrentNeed,
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Activation, Gated, Kernels};
 
 use super::{
     attention::{Attention, AttentionConfig},
@@ -17,12 +17,14 @@ use super::{
     experts::{Experts, ExpertsConfig},
     hybrid::{Hybrid, HybridConfig},
     latent::{LatentAttention, LatentConfig},
+    linear::Linear,
     mamba::{Mamba, MambaConfig},
     mamba2::{Mamba2, Mamba2Config},
-    mlp::Mlp,
+    mlp::{Mlp, MlpConfig},
     names::NormNames,
     norm::{Norm, Normed},
     places::Places,
+    shared_attention::SharedAttention,
     short_conv::{ShortConv, ShortConvConfig},
     states::StateMixer,
 };
@@ -40,6 +42,8 @@ pub(crate) struct BlockConfig {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerConfig {
     Attention(AttentionConfig),
+    /// Attention to the keys of an earlier block.
+    SharedAttention(AttentionConfig),
     Latent(LatentConfig),
     State(StateConfig),
     Hybrid(HybridConfig),
@@ -87,9 +91,14 @@ impl StateConfig {
 pub(crate) enum FeedForwardConfig {
     /// A gated feed-forward with the settings in [`DecoderConfig::mlp`].
     Gated,
+    /// A gated feed-forward of another width.
+    GatedOf(usize),
     /// Two projections without a gate, with these names and the settings in [`DecoderConfig::mlp`].
     Plain([&'static str; 2]),
     Experts(ExpertsConfig),
+    /// A mixture and a gated feed-forward of this width side by side, each with norms of its own
+    /// (`Gemma4TextDecoderLayer`).
+    Beside(ExpertsConfig, usize),
 }
 
 impl BlockConfig {
@@ -111,7 +120,10 @@ impl BlockConfig {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
             MixerConfig::Hybrid(hybrid) => Some(&hybrid.attention),
-            MixerConfig::Latent(_) | MixerConfig::State(_) | MixerConfig::Nothing => None,
+            MixerConfig::SharedAttention(_)
+            | MixerConfig::Latent(_)
+            | MixerConfig::State(_)
+            | MixerConfig::Nothing => None,
         }
     }
 }
@@ -120,6 +132,7 @@ impl BlockConfig {
 #[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum Mixer {
     Attention(Attention),
+    SharedAttention(SharedAttention),
     Latent(LatentAttention),
     State(Box<dyn StateMixer>),
     Hybrid(Hybrid),
@@ -130,6 +143,26 @@ enum Mixer {
 enum FeedForward {
     Dense(Mlp),
     Experts(Experts),
+    Beside(Beside),
+}
+
+/// A feed-forward and a mixture of experts side by side.
+#[derive(Debug)]
+struct Beside {
+    mlp: Mlp,
+    experts: Experts,
+    /// Norms of the output of the feed-forward, and of input and output of the experts.
+    norms: [Norm; 3],
+}
+
+/// The input of a block that follows from the tokens and the block's number, with its projections
+/// (per-layer embeddings).
+#[derive(Debug)]
+struct PerLayerInput {
+    gate: Linear,
+    activation: Activation,
+    projection: Linear,
+    norm: Norm,
 }
 
 /// Attention to the output of an encoder, with its norm.
@@ -160,6 +193,9 @@ pub(crate) struct Block {
     /// Whether the feed-forward takes the input of the mixer, instead of its output.
     is_parallel: bool,
     residual_scale: Option<f64>,
+    per_layer: Option<PerLayerInput>,
+    /// Factor of the output, `[1, 1, 1]`.
+    scalar: Option<Tensor<3>>,
 }
 
 impl Block {
@@ -192,6 +228,10 @@ impl Block {
                     &attention,
                     config.norm,
                 )?)),
+                MixerConfig::SharedAttention(attention) => {
+                    let attention = SharedAttention::load(weights, &attention_name, &attention, config.norm)?;
+                    Some(Mixer::SharedAttention(attention))
+                }
                 MixerConfig::Latent(latent) => {
                     Some(Mixer::Latent(LatentAttention::load(weights, &attention_name, latent)?))
                 }
@@ -220,6 +260,27 @@ impl Block {
                         FeedForwardConfig::Gated => {
                             FeedForward::Dense(Mlp::gated(weights, &feed_forward_name, &config.mlp)?)
                         }
+                        FeedForwardConfig::GatedOf(intermediate) => {
+                            let mlp = MlpConfig { intermediate, ..config.mlp };
+                            FeedForward::Dense(Mlp::gated(weights, &feed_forward_name, &mlp)?)
+                        }
+                        FeedForwardConfig::Beside(experts, intermediate) => {
+                            let mlp = MlpConfig { intermediate, ..config.mlp };
+                            let mut own = |part: &str| {
+                                let part = format!("{name}.{part}");
+                                Norm::load(weights, &part, config.sizes.hidden, config.norm)
+                            };
+                            let norms = [
+                                own("post_feedforward_layernorm_1")?,
+                                own("pre_feedforward_layernorm_2")?,
+                                own("post_feedforward_layernorm_2")?,
+                            ];
+                            FeedForward::Beside(Beside {
+                                norms,
+                                mlp: Mlp::gated(weights, &feed_forward_name, &mlp)?,
+                                experts: Experts::load(weights, name, &experts, &config.mlp)?,
+                            })
+                        }
                         FeedForwardConfig::Experts(experts) => FeedForward::Experts(Experts::load(
                             weights,
                             &feed_forward_name,
@@ -236,16 +297,43 @@ impl Block {
             input_norm,
             is_parallel: config.parallel,
             residual_scale: config.residual_scale,
+            per_layer: config
+                .per_layer
+                .map(|per_layer| {
+                    let (hidden, width) = (config.sizes.hidden, per_layer.width);
+                    let part = |part: &str| format!("{name}.{part}");
+                    Ok::<_, kiln_core::Error>(PerLayerInput {
+                        gate: Linear::load(weights, &part("per_layer_input_gate"), [hidden, width], false)?,
+                        activation: config.mlp.activation,
+                        projection: Linear::load(
+                            weights,
+                            &part("per_layer_projection"),
+                            [width, hidden],
+                            false,
+                        )?,
+                        norm: Norm::load(weights, &part("post_per_layer_input_norm"), hidden, config.norm)?,
+                    })
+                })
+                .transpose()?,
+            scalar: match config.block_scalar {
+                Some(name_of_scalar) => {
+                    let scalar = weights.float32(&format!("{name}.{name_of_scalar}"), &[1])?;
+                    Some(scalar.reshape([1, 1, 1]))
+                }
+                None => None,
+            },
         })
     }
 
-    /// Applies the block to `x`. `layer` is the number of the block, which selects its memory.
+    /// Applies the block to `x`. `layer` is the number of the block, which selects its memory. `per_layer` is
+    /// its own input, if the model has such.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged.
+    /// `[batch, tokens, hidden]`, unchanged; `per_layer`: `[batch, tokens, width]`.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
+        per_layer: Option<Tensor<3>>,
         layer: usize,
         places: &mut Places<'_>,
         pass: &mut Pass<'_>,
@@ -264,7 +352,22 @@ impl Block {
             None => x,
         };
         let input = if self.is_parallel { input } else { x.clone() };
-        self.feed(input, x, kernels)
+        let x = self.feed(input, x, kernels)?;
+        let x = match (&self.per_layer, per_layer) {
+            (Some(PerLayerInput { gate, activation, projection, norm }), Some(own)) => {
+                let gate = gate.forward(x.clone(), kernels);
+                let gated = kernels.run(Gated { gate, up: own, by: (*activation).into() });
+                x + norm.forward(projection.forward(gated, kernels), kernels)
+            }
+            _ => x,
+        };
+        Ok(match &self.scalar {
+            Some(scalar) => {
+                let scalar = scalar.clone().cast(x.dtype());
+                x * scalar
+            }
+            None => x,
+        })
     }
 
     /// Adds to `x` the output of the mixer, with its norms.
@@ -283,6 +386,7 @@ impl Block {
             Mixer::Attention(attention) => {
                 attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
+            Mixer::SharedAttention(attention) => attention.forward(residual, normed, places, kernels),
             Mixer::Latent(attention) => {
                 attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
@@ -344,10 +448,24 @@ impl Block {
             return Ok(x);
         };
         let shared = self.input_norm.as_ref().filter(|_| self.is_parallel);
+        let unnormed = input.clone();
         let normed = Normed { norm: input_norm.as_ref().or(shared), x: input };
         let feed = |residual| match feed_forward {
             FeedForward::Dense(mlp) => Ok(mlp.forward_normed(residual, normed, kernels)),
-            FeedForward::Experts(experts) => experts.forward(residual, normed.compute(kernels), kernels),
+            FeedForward::Experts(experts) => {
+                let x = normed.compute(kernels);
+                experts.forward(residual, x.clone(), x, kernels)
+            }
+            FeedForward::Beside(Beside { mlp, experts, norms: [of_mlp, before, after] }) => {
+                let dense = of_mlp.forward(mlp.forward_normed(None, normed, kernels), kernels);
+                let x = before.forward(unnormed.clone(), kernels);
+                let sparse = after.forward(experts.forward(None, unnormed, x, kernels)?, kernels);
+                let both = dense + sparse;
+                Ok(match residual {
+                    Some(residual) => residual + both,
+                    None => both,
+                })
+            }
         };
         match norm {
             None if self.residual_scale.is_none() => feed(Some(x)),
@@ -361,6 +479,7 @@ impl Block {
         let norms = self.input_norm.iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Some(Mixer::Attention(attention)) => attention.bytes(),
+            Some(Mixer::SharedAttention(attention)) => attention.bytes(),
             Some(Mixer::Latent(attention)) => attention.bytes(),
             Some(Mixer::State(state)) => state.bytes(),
             Some(Mixer::Hybrid(hybrid)) => hybrid.bytes(),
@@ -369,7 +488,11 @@ impl Block {
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
-        let all = norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward;
+        let per_layer =
+            self.per_layer.as_ref().map_or(0, |PerLayerInput { gate, projection, norm, .. }| {
+                gate.bytes() + projection.bytes() + norm.bytes()
+            });
+        let all = norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward + per_layer;
         let in_host_memory = self.experts().map_or(0, Experts::host_bytes);
         let idle = self.experts().map_or(0, Experts::idle_bytes);
         WeightBytes { held: all - in_host_memory, in_host_memory, multiplied: all - idle }
@@ -383,6 +506,7 @@ impl Block {
     fn experts(&self) -> Option<&Experts> {
         match &self.feed_forward.as_ref()?.feed_forward {
             FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Beside(beside) => Some(&beside.experts),
             FeedForward::Dense(_) => None,
         }
     }
@@ -393,6 +517,9 @@ impl NormedFeedForward {
         let norms = self.input_norm.iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.bytes(),
+            FeedForward::Beside(Beside { mlp, experts, norms }) => {
+                mlp.bytes() + experts.bytes() + norms.iter().map(Norm::bytes).sum::<usize>()
+            }
             FeedForward::Experts(experts) => experts.bytes(),
         };
         norms.map(Norm::bytes).sum::<usize>() + feed_forward

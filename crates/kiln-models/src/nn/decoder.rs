@@ -3,7 +3,7 @@
 
 use std::ops::Add;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kiln_core::{
     Error, Result,
@@ -62,6 +62,22 @@ pub(crate) struct DecoderConfig {
     pub(crate) logit_scale: Option<f64>,
     /// Whether the head has a bias.
     pub(crate) head_bias: bool,
+    /// Per-layer embeddings; `None` if there are none.
+    pub(crate) per_layer: Option<PerLayerConfig>,
+    /// Name of a factor of the output of each block; `None` if there is none.
+    pub(crate) block_scalar: Option<&'static str>,
+}
+
+/// Settings of per-layer embeddings: each block has an input of its own, from a second table of embeddings
+/// and a projection of the first (Gemma 3n and 4).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PerLayerConfig {
+    /// Numbers of a token for each block.
+    pub(crate) width: usize,
+    /// Rows of the table.
+    pub(crate) vocab: usize,
+    /// Blocks of the whole model.
+    pub(crate) blocks: usize,
 }
 
 /// A factor of embeddings.
@@ -103,6 +119,8 @@ impl DecoderConfig {
             final_softcap: None,
             logit_scale: None,
             head_bias: false,
+            per_layer: None,
+            block_scalar: None,
             ropes: None,
             learned_positions: None,
             names: Names::default(),
@@ -180,6 +198,27 @@ impl DecoderConfig {
         }
     }
 
+    /// Checks that blocks that share keys are on one device.
+    fn check_stages(&self, placement: &Placement) -> Result<()> {
+        let device = |i: usize| placement.of(i).device();
+        for (i, block) in self.blocks.iter().enumerate() {
+            let MixerConfig::SharedAttention(own) = &block.mixer else { continue };
+            let keeps = |block: &BlockConfig| match &block.mixer {
+                MixerConfig::Attention(other) => other.keeps && other.rope == own.rope,
+                _ => false,
+            };
+            let source = self.blocks[..i].iter().rposition(keeps);
+            if source.is_none_or(|source| device(source) != device(i)) {
+                let why = format!(
+                    "put block {i} on another device than the block whose keys it attends to; put all blocks from {} on one",
+                    source.unwrap_or(0)
+                );
+                return Err(Error::Setting { name: "stages", why });
+            }
+        }
+        Ok(())
+    }
+
     /// Settings of the attention of all blocks that have attention.
     pub(crate) fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.blocks.iter().filter_map(BlockConfig::attention_config)
@@ -190,6 +229,7 @@ impl DecoderConfig {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
             MixerConfig::Hybrid(hybrid) => Some(&mut hybrid.attention),
+            MixerConfig::SharedAttention(attention) => Some(attention),
             _ => None,
         })
     }
@@ -284,6 +324,7 @@ impl Configured for DecoderConfig {
     fn needs(&self) -> Vec<LayerNeed> {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention(attention) => attention.need(self.ropes.as_ref()),
+            MixerConfig::SharedAttention(_) => LayerNeed::default(),
             MixerConfig::Latent(latent) => latent.need(self.ropes.as_ref()),
             MixerConfig::State(state) => state.need().into(),
             MixerConfig::Hybrid(hybrid) => hybrid.need(self.ropes.as_ref()),
@@ -305,6 +346,10 @@ impl Configured for DecoderConfig {
     }
 
     fn only(&self, blocks: &[usize]) -> Option<Box<dyn Configured>> {
+        // A block that attends to the keys of another cannot be without it.
+        if self.blocks.iter().any(|block| matches!(block.mixer, MixerConfig::SharedAttention(_))) {
+            return None;
+        }
         let kept: Option<Vec<_>> = blocks.iter().map(|block| self.blocks.get(*block).copied()).collect();
         Some(Box::new(Self {
             blocks: kept?,
@@ -315,11 +360,59 @@ impl Configured for DecoderConfig {
     }
 }
 
+/// Modules of per-layer embeddings: their table, the projection of usual embeddings, and its norm.
+pub(crate) const PER_LAYER: [&str; 3] =
+    ["embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"];
+
+/// See [`PerLayerConfig`].
+#[derive(Debug)]
+struct PerLayerEmbeddings {
+    /// `[vocab, blocks · width]`
+    table: Rows,
+    projection: Linear,
+    norm: Norm,
+    config: PerLayerConfig,
+}
+
+impl PerLayerEmbeddings {
+    fn load(config: PerLayerConfig, decoder: &DecoderConfig, weights: &mut dyn Weights) -> Result<Self> {
+        let hidden = decoder.sizes.hidden;
+        let [table, projection, norm] = PER_LAYER;
+        let part = |part: &str| format!("{}.{part}", decoder.names.model);
+        let all = config.blocks * config.width;
+        let table = [Part::new(part(&format!("{table}.weight")), config.vocab)];
+        let projection = Linear::load(weights, &part(projection), [hidden, all], false)?;
+        Ok(Self {
+            table: weights.rows(&table, all)?,
+            projection: projection.times(1.0, &[((hidden as f64).powf(-0.5), all)]),
+            norm: Norm::load(weights, &part(norm), config.width, decoder.norm)?,
+            config,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.projection.bytes() + self.norm.bytes()
+    }
+
+    /// Returns the inputs of all blocks, `[batch, tokens, blocks · width]`.
+    fn compute(&self, tokens: Tensor<2, Int>, embeddings: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let width = self.config.width;
+        let own = self.table.select(tokens, kernels);
+        let dtype = own.dtype();
+        let own = own * rounded((width as f64).sqrt() as f32, dtype);
+        let projected = self.projection.forward(embeddings, kernels);
+        let [batch, tokens, all] = projected.dims();
+        let normed = self.norm.forward(projected.reshape([batch, tokens * (all / width), width]), kernels);
+        (normed.reshape([batch, tokens, all]) + own) * std::f64::consts::FRAC_1_SQRT_2
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Decoder {
     embed_tokens: Rows,
     /// Learned positions `[positions, hidden]`.
     embed_positions: Option<Rows>,
+    per_layer: Option<PerLayerEmbeddings>,
     layers: Vec<Block>,
     norm: Norm,
     lm_head: Linear,
@@ -350,8 +443,13 @@ impl Decoder {
             let why = format!("leave one without a block; the model has {} blocks", config.blocks.len());
             return Err(Error::Setting { name: "stages", why });
         }
+        config.check_stages(placement)?;
         Ok(Self {
             embed_positions: embed_positions.transpose()?,
+            per_layer: config
+                .per_layer
+                .map(|own| PerLayerEmbeddings::load(own, config, weights))
+                .transpose()?,
             layers: layers?,
             norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
             lm_head: match tied {
@@ -396,7 +494,14 @@ impl CausalModel for Decoder {
         let is_head = self.config.sizes.tied && shares_head(&self.placement);
         let looked_up = if is_head { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
-        blocks + WeightBytes { held: head + looked_up + positions, in_host_memory: 0, multiplied: head }
+        let table = self.per_layer.as_ref().map_or(0, |own| own.table.bytes());
+        let projection = self.per_layer.as_ref().map_or(0, PerLayerEmbeddings::bytes);
+        blocks
+            + WeightBytes {
+                held: head + looked_up + positions + table + projection,
+                in_host_memory: 0,
+                multiplied: head + projection,
+            }
     }
 
     fn expert_traffic(&self) -> Option<ExpertTraffic> {
@@ -460,6 +565,10 @@ impl CausalModel for Decoder {
         if let Some(table) = &self.embed_positions {
             x = x + table.select(places.first().token_positions(pass), kernels);
         }
+        let per_layer = match &self.per_layer {
+            Some(own) => Some(own.compute(places.first().tokens()?, x.clone(), kernels)),
+            None => None,
+        };
         if self.config.float32_residual {
             x = x.cast(DType::F32);
         }
@@ -472,7 +581,13 @@ impl CausalModel for Decoder {
             if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
                 hidden.push(places.last(x.clone()));
             }
-            x = block.forward(x, i, places, pass, kernels)?;
+            let own = match (&per_layer, self.config.per_layer) {
+                (Some(all), Some(PerLayerConfig { width, .. })) => {
+                    Some(moved(all.clone().narrow(2, self.number(i) * width, width), kernels.device())?)
+                }
+                _ => None,
+            };
+            x = block.forward(x, own, i, places, pass, kernels)?;
         }
         if matches!(logits, Logits::Alignment(_)) {
             let alignments = places.iter_mut().flat_map(|places| std::mem::take(&mut places.alignments));
@@ -506,6 +621,11 @@ impl CausalModel for Decoder {
 }
 
 impl Decoder {
+    /// Number of block `i` in the checkpoint.
+    fn number(&self, i: usize) -> usize {
+        self.config.numbers.as_ref().and_then(|numbers| numbers.get(i).copied()).unwrap_or(i)
+    }
+
     /// Returns logits in float32, without scale and softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
         let hidden = hidden.cast(self.norm.dtype());

@@ -1,6 +1,6 @@
 //! A linear projection, `y = x Wᵀ + b`.
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_kernels::{Kernels, NormedLinear, Then};
 
 use super::norm::{Norm, Normed};
@@ -106,6 +106,15 @@ impl Linear {
         let shape = [1, 1, all.len()];
         let factors = Tensor::from_data(TensorData::new(all, shape), (&device, DType::F32));
         Self { bias: self.bias.map(|bias| bias / input), factors: Some(factors), ..self }
+    }
+
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.weight.device()
+    }
+
+    /// The type of the vectors that are projected.
+    pub(crate) fn dtype(&self) -> DType {
+        self.weight.dtype()
     }
 
     pub(crate) fn bytes(&self) -> usize {

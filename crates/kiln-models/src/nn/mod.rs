@@ -17,5 +17,6 @@ pub(crate) mod names;
 pub(crate) mod norm;
 pub(crate) mod places;
 pub(crate) mod rope;
+mod shared_attention;
 pub(crate) mod short_conv;
 mod states;

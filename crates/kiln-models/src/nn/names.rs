@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{
     attention::AttentionConfig,
-    block::{FeedForwardConfig, MixerConfig, StateConfig},
-    decoder::DecoderConfig,
+    block::{BlockConfig, FeedForwardConfig, MixerConfig, StateConfig},
+    decoder::{DecoderConfig, PER_LAYER},
     experts::ExpertsConfig,
     mamba::MambaConfig,
 };
@@ -112,6 +112,8 @@ pub struct TensorNames {
     pub(crate) experts: Option<ExpertTensors>,
     /// Ends of the names of tensors that are stored in another order, after the name of their module.
     pub(crate) stored: Vec<(&'static str, StoredOrder)>,
+    /// Beginnings of the names of tensors that may be there and are not read.
+    pub(crate) unread: Vec<String>,
     /// Last parts of the names of modules that have no bias by the config. A bias of zeros in the checkpoint
     /// is ignored, any other is an error.
     pub(crate) without_bias: Vec<&'static str>,
@@ -200,12 +202,17 @@ impl DecoderConfig {
     /// Returns the names of the decoder's tensors.
     pub(crate) fn tensor_names(&self) -> TensorNames {
         let Names { model, embeddings, positions, layers, norm, head, aliases, .. } = self.names;
-        let (base, children) = match model.split_once('.') {
+        let (base, mut children) = match model.split_once('.') {
             Some((base, child)) => (base, vec![child]),
             None => (model, vec![embeddings, positions, layers, norm]),
         };
-        let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
-            Some(FeedForwardConfig::Experts(experts)) => Some(experts),
+        if base == model && self.per_layer.is_some() {
+            children.extend(PER_LAYER);
+        }
+        let of_experts = |block: &BlockConfig| match block.feed_forward {
+            Some(FeedForwardConfig::Experts(experts) | FeedForwardConfig::Beside(experts, _)) => {
+                Some(experts)
+            }
             _ => None,
         };
         let experts = self.blocks.iter().find_map(of_experts);
@@ -224,8 +231,20 @@ impl DecoderConfig {
                 interleaved: names.interleaved,
             }),
             stored: self.stored_orders(),
+            unread: self.unread(&format!("{model}.{layers}.")),
             without_bias: self.without_bias(experts),
         }
+    }
+
+    /// Returns the tensors of keys and values of blocks that attend to those of others.
+    fn unread(&self, blocks: &str) -> Vec<String> {
+        let shares = |(i, block): (usize, &BlockConfig)| {
+            matches!(block.mixer, MixerConfig::SharedAttention(_)).then_some(i)
+        };
+        let shared = self.blocks.iter().enumerate().filter_map(shares);
+        let parts = |i| ["k_proj", "v_proj", "k_norm", "v_norm"].map(|part| (i, part));
+        let attention = self.names.attention;
+        shared.flat_map(parts).map(|(i, part)| format!("{blocks}{i}.{attention}.{part}.")).collect()
     }
 
     /// Returns the tensors that are stored in another order, by the ends of their names.
@@ -248,7 +267,7 @@ impl DecoderConfig {
             _ => None,
         });
         let plain = plain.unwrap_or(["fc1", "fc2"]).map(|name| name.rsplit('.').next().unwrap_or(name));
-        let latent = |block: &super::block::BlockConfig| match block.mixer {
+        let latent = |block: &BlockConfig| match block.mixer {
             MixerConfig::Latent(latent) => Some(latent.bias),
             _ => None,
         };

@@ -10,6 +10,7 @@ use kiln_core::{
     model_cache::{Pass, PassRows, RowPart, SharedPart},
     need::RotaryPairs,
     read_back::moved,
+    view::KvView,
 };
 
 use super::rope::{Rope, RopeKind, Ropes};
@@ -89,6 +90,15 @@ impl Frame {
     }
 }
 
+/// Keys and values of some rows that later blocks of the pass attend to, too.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    /// The rows, which are adjacent.
+    pub(super) frames: Vec<Frame>,
+    pub(super) view: KvView,
+    pub(super) positions: Positions,
+}
+
 /// Positions and rotary tables of one forward pass, computed once for all layers with equal positions.
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
@@ -108,6 +118,7 @@ pub(crate) struct Places<'a> {
     encoded: Vec<(usize, usize, Positions)>,
     /// Rotary tables by the index of the rope and the frames.
     tables: Vec<(usize, Vec<Frame>, Tables)>,
+    kept: Vec<(RopeKind, Kept)>,
 }
 
 /// A factor of queries that grows with their position: `1 + growth · ln(1 + ⌊position / length⌋)`. It keeps
@@ -145,7 +156,18 @@ impl<'a> Places<'a> {
             temperature: None,
             encoded: Vec::new(),
             tables: Vec::new(),
+            kept: Vec::new(),
         }
+    }
+
+    /// Keeps keys and values for later blocks with this rotation.
+    pub(super) fn keep(&mut self, rope: RopeKind, kept: Kept) {
+        self.kept.push((rope, kept));
+    }
+
+    /// Returns what an earlier block with this rotation [kept](Self::keep), in the order of the rows.
+    pub(super) fn kept(&self, rope: RopeKind) -> Vec<Kept> {
+        self.kept.iter().filter(|(of, _)| *of == rope).map(|(_, kept)| kept.clone()).collect()
     }
 
     /// Creates the frame of a part of attention.

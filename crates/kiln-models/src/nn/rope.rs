@@ -13,7 +13,7 @@ use kiln_core::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{ConfigFile, Sizes};
+use crate::ConfigFile;
 
 /// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -40,7 +40,7 @@ pub(crate) struct RopeParameters {
     pub(crate) llama_4_scaling_beta: Option<f64>,
 }
 
-const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
+const KNOWN: [&str; 7] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"];
 
 impl RopeParameters {
     /// Gathers the parameters from the places where the versions of transformers write them.
@@ -160,20 +160,23 @@ impl LayerRopes {
         config.parse()
     }
 
-    /// Creates the rotary positions of blocks without a window and with one. `thetas`: their bases if the
-    /// config does not say.
-    pub(crate) fn ropes(self, config: &ConfigFile, sizes: &Sizes, thetas: [f64; 2]) -> Result<Ropes> {
-        let rope = |section: Map<String, Value>, theta: f64| {
-            let parameters = RopeParameters::parse(config, section.into())?.or(theta, 1.0);
-            Rope::new(config, &parameters, sizes.head_dim, sizes.positions)
+    /// Creates the rotary positions of blocks without a window and with one, whose heads have the sizes
+    /// `dims`. `thetas`: their bases if the config does not say.
+    pub(crate) fn ropes(
+        self,
+        config: &ConfigFile,
+        dims: [usize; 2],
+        positions: usize,
+        thetas: [f64; 2],
+    ) -> Result<Ropes> {
+        let rope = |section: Map<String, Value>, i: usize| {
+            let parameters = RopeParameters::parse(config, section.into())?.or(thetas[i], 1.0);
+            Rope::new(config, &parameters, dims[i], positions)
         };
         let Sections { full_attention, sliding_attention } = self.rope_parameters;
         let mut full = full_attention.unwrap_or_default();
         full.extend(self.rope_scaling);
-        Ok(Ropes {
-            full: rope(full, thetas[0])?,
-            sliding: Some(rope(sliding_attention.unwrap_or_default(), thetas[1])?),
-        })
+        Ok(Ropes { full: rope(full, 0)?, sliding: Some(rope(sliding_attention.unwrap_or_default(), 1)?) })
     }
 }
 
@@ -259,6 +262,9 @@ impl Rope {
         };
         let base = positive("rope_theta", Some(p.rope_theta.unwrap_or(10000.0)))?;
         let share = positive("partial_rotary_factor", Some(p.partial_rotary_factor.unwrap_or(1.0)))?;
+        if kind == "proportional" {
+            return Self::proportional(head_dim, base, share, p.factor.unwrap_or(1.0)).map_err(wrong);
+        }
         let dim = (head_dim as f64 * share) as usize;
         if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
             return Err(wrong(format!("{dim} of {head_dim} dimensions cannot be rotated in pairs")));
@@ -344,6 +350,26 @@ impl Rope {
         };
         let pairs = RotaryPairs::Halves;
         Ok(Self { frequencies, attention_scaling: scaling as f32, pairs, reach })
+    }
+
+    /// Creates rotary positions of whole heads, of which a share moves. Other pairs have a frequency of 0.
+    fn proportional(
+        head_dim: usize,
+        base: f64,
+        share: f64,
+        factor: f64,
+    ) -> std::result::Result<Self, String> {
+        if !head_dim.is_multiple_of(2) || share > 1.0 || !factor.is_finite() || factor <= 0.0 {
+            return Err(format!(
+                "share {share} of {head_dim} dimensions, divided by {factor}, is impossible"
+            ));
+        }
+        let moving = (share * head_dim as f64 / 2.0) as usize;
+        let mut frequencies = inverse_powers(base, head_dim);
+        frequencies.iter_mut().for_each(|frequency| *frequency /= factor as f32);
+        frequencies[moving..].fill(0.0);
+        let pairs = RotaryPairs::Halves;
+        Ok(Self { frequencies: Frequencies::Fixed(frequencies), attention_scaling: 1.0, pairs, reach: 0.0 })
     }
 
     /// Returns rotary positions that rotate adjacent dimensions together.

@@ -7,7 +7,7 @@ mod host;
 use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 use kiln_core::{Result, model::ExpertTraffic};
 use kiln_kernels::{
-    ExpertLinear, Gate, Gated, Groups, Kernels, MatrixStack, Route, Routing, Scores, WeightedSum,
+    ExpertLinear, Gate, Gated, Groups, Kernels, MatrixStack, NormOrder, Route, Routing, Scores, WeightedSum,
 };
 
 pub(crate) use self::host::COPIED_AT_ONCE;
@@ -15,6 +15,7 @@ use self::host::HostExperts;
 use super::{
     linear::Linear,
     mlp::{Between, Mlp, MlpConfig},
+    norm::Norm,
 };
 use crate::{ConfigFile, Part, Rows, Weights};
 
@@ -52,6 +53,16 @@ pub(crate) struct RouterConfig {
     pub(crate) groups: Option<Groups>,
     /// Factor of the weights.
     pub(crate) scale: f32,
+    /// The norm of the vectors that are routed; `None` if there is none.
+    pub(crate) norm: Option<RouterNorm>,
+}
+
+/// A norm of the vectors that are routed, and factors of the weights of experts (`Gemma4TextRouter`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouterNorm {
+    pub(crate) eps: f64,
+    /// Names of the weights of the norm, which are divided by the root of their number, and of the factors.
+    pub(crate) names: [&'static str; 2],
 }
 
 impl RouterConfig {
@@ -64,6 +75,7 @@ impl RouterConfig {
             correction: None,
             groups: None,
             scale: 1.0,
+            norm: None,
         }
     }
 }
@@ -168,6 +180,8 @@ pub(crate) struct Experts {
     latent: Option<[Linear; 2]>,
     /// Numbers that are added to scores to choose experts, in float32.
     correction: Option<Tensor<1>>,
+    /// The norm of routed vectors, and a factor of the weights of each expert, in float32.
+    routed: Option<(Norm, Tensor<1>)>,
     experts: Placed,
     shared: Option<SharedExpert>,
     config: ExpertsConfig,
@@ -321,6 +335,13 @@ impl Experts {
             .router
             .correction
             .map(|correction| weights.float32(&format!("{name}.{correction}"), &[experts]));
+        let routed = config.router.norm.map(|RouterNorm { eps, names: [of_norm, of_experts] }| {
+            let scale = weights.vector(&[Part::new(format!("{name}.{of_norm}"), hidden)])?;
+            let weight = scale * (hidden as f64).powf(-0.5);
+            let factors = weights.float32(&format!("{name}.{of_experts}"), &[experts])?;
+            let norm = Norm::Rms { weight, eps, order: NormOrder::CastThenScale };
+            Ok::<_, kiln_core::Error>((norm, factors.reshape([experts])))
+        });
         let shared = config.shared.map(|shared| {
             let mlp = MlpConfig { intermediate: shared.width, ..*mlp };
             let gate = format!("{name}.shared_expert_gate");
@@ -344,6 +365,7 @@ impl Experts {
             router,
             latent: latent.transpose()?,
             correction: correction.transpose()?,
+            routed: routed.transpose()?,
             shared: shared.transpose()?,
             experts: match weights.resident_experts() {
                 None => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
@@ -395,7 +417,7 @@ impl Experts {
         }
     }
 
-    /// Applies the mixture to `x`, and adds `residual` if there is one.
+    /// Applies the mixture to `x`, and adds `residual` if there is one. Experts are chosen by `routed`.
     ///
     /// # Shapes
     /// All tensors are `[batch, tokens, hidden]`.
@@ -405,12 +427,17 @@ impl Experts {
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
+        routed: Tensor<3>,
         x: Tensor<3>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let ExpertsConfig { chosen, router, .. } = self.config;
         let RouterConfig { scores, float32, normalised, groups, scale, .. } = router;
-        let routed = if float32 { x.clone().cast(DType::F32) } else { x.clone() };
+        let routed = match &self.routed {
+            Some((norm, _)) => norm.forward(routed, kernels),
+            None => routed,
+        };
+        let routed = if float32 { routed.cast(DType::F32) } else { routed };
         let logits = self.router.forward(routed, kernels);
         let Routing { experts, weights } = kernels.run(Route {
             logits,
@@ -421,6 +448,14 @@ impl Experts {
             groups,
             scale,
         });
+        let weights = match &self.routed {
+            Some((_, factors)) => {
+                let [batch, tokens, chosen] = experts.dims();
+                let own = factors.clone().select(0, experts.clone().reshape([batch * tokens * chosen]));
+                weights.clone() * own.reshape([batch, tokens, chosen]).cast(weights.dtype())
+            }
+            None => weights,
+        };
         let residual = match &self.shared {
             None => residual,
             Some(shared) => Some(shared.forward(residual, x.clone(), kernels)),
