@@ -11,7 +11,7 @@ use crate::{
     mamba::check_silu,
     mamba2::{self, step_limits},
     nn::{
-        block::{MixerConfig, StateConfig},
+        block::StateConfig,
         decoder::DecoderConfig,
         linear::Factors,
         mamba2::{Mamba2Config, ResultNorm},
@@ -113,16 +113,6 @@ impl MixerFields {
             return Err(config.error(&why));
         }
         Ok(mamba)
-    }
-}
-
-impl DecoderConfig {
-    /// Replaces attention by mixers with states in the blocks that `attends` does not mark.
-    pub(crate) fn set_states(&mut self, mixer: StateConfig, channels: usize, attends: &[bool]) {
-        for (block, _) in self.blocks.iter_mut().zip(attends).filter(|(_, attends)| !**attends) {
-            block.mixer = MixerConfig::State(mixer);
-            self.sizes.state_channels = channels;
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     config::{Common, Defaults},
     nn::{
         attention::HeadNorms,
-        block::{MixerConfig, StateConfig},
+        block::StateConfig,
         decoder::DecoderConfig,
         names::{Names, NormNames},
         rope::RopeParameters,
@@ -101,12 +101,7 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<DecoderC
         attention.o_name = "out_proj";
         attention.head_norms = Some(HeadNorms::PerHead(["q_layernorm", "k_layernorm"]));
     }
-    for (block, attends) in decoder.blocks.iter_mut().zip(attends) {
-        if !attends {
-            block.mixer = MixerConfig::State(StateConfig::ShortConv(conv));
-            decoder.sizes.state_channels = conv.hidden;
-        }
-    }
+    decoder.set_states(StateConfig::ShortConv(conv), conv.hidden, &attends);
     decoder.mlp.names = PROJECTIONS;
     Ok(decoder)
 }

@@ -113,12 +113,7 @@ pub(crate) fn hybrid(config: &ConfigFile, defaults: Defaults) -> Result<(Decoder
     let by_head = ByHead::new(decoder.sizes.heads, parts);
     decoder.by_head = ["q_proj.weight", "q_proj.bias"].map(|end| (end, by_head.clone())).into();
     decoder.names.state_space = "linear_attn";
-    for (block, attends) in decoder.blocks.iter_mut().zip(attends) {
-        if !attends {
-            block.mixer = MixerConfig::State(StateConfig::DeltaNet(delta));
-            decoder.sizes.state_channels = delta.channels();
-        }
-    }
+    decoder.set_states(StateConfig::DeltaNet(delta), delta.channels(), &attends);
     decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
     Ok((decoder, delta))
 }

@@ -16,12 +16,6 @@ pub struct LayerCache {
     pub state: Option<Box<dyn StateLayer>>,
 }
 
-impl From<Box<dyn KvLayer>> for LayerCache {
-    fn from(keys: Box<dyn KvLayer>) -> Self {
-        Self { keys: Some(keys), ..Self::default() }
-    }
-}
-
 impl LayerCache {
     /// Whether the block remembers anything.
     pub fn is_empty(&self) -> bool {

@@ -283,6 +283,14 @@ impl DecoderConfig {
         self.sizes.experts = (blocks > 0).then_some(sizes);
     }
 
+    /// Replaces attention by mixers with states in the blocks that `attends` does not mark.
+    pub(crate) fn set_states(&mut self, mixer: StateConfig, channels: usize, attends: &[bool]) {
+        for (block, _) in self.blocks.iter_mut().zip(attends).filter(|(_, attends)| !**attends) {
+            block.mixer = MixerConfig::State(mixer);
+            self.sizes.state_channels = channels;
+        }
+    }
+
     /// Calls [`set_experts`](Self::set_experts) for each block whose number, counted from 1, is a multiple of
     /// `decoder_sparse_step`, except the blocks in `mlp_only_layers`, counted from 0.
     ///
