@@ -352,6 +352,7 @@ fn unsupported_configs_are_errors() {
         ("gemma4_text", "per_layer_config", json!({ "1": { "rope_theta": 1 } }), "rope_theta"),
         ("gemma4_text", "per_layer_config", json!({ "1": { "head_dim": 12 } }), "have several sizes"),
         ("gemma4_text", "enable_moe_block", json!(true), "`num_experts` is missing"),
+        ("gemma4_text", "vocab_size_per_layer_input", json!(7), "tokens would have no row"),
         (
             "gemma4_text",
             "hidden_size_per_layer_input",

@@ -134,6 +134,13 @@ pub(crate) fn decoder(config: &ConfigFile) -> Result<DecoderConfig> {
         let vocab = fields.vocab_size_per_layer_input.unwrap_or(262_144);
         config.check("hidden_size_per_layer_input", width, 1 << 16)?;
         config.check("vocab_size_per_layer_input", vocab, 1 << 24)?;
+        if vocab < decoder.sizes.vocab {
+            let why = format!(
+                "`vocab_size_per_layer_input` is {vocab}, and `vocab_size` is {}; tokens would have no row",
+                decoder.sizes.vocab
+            );
+            return Err(config.error(&why));
+        }
         decoder.per_layer = Some(PerLayerConfig { width, vocab, blocks: layers });
     }
     Ok(decoder)

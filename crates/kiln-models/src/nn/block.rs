@@ -448,7 +448,6 @@ impl Block {
             return Ok(x);
         };
         let shared = self.input_norm.as_ref().filter(|_| self.is_parallel);
-        let unnormed = input.clone();
         let normed = Normed { norm: input_norm.as_ref().or(shared), x: input };
         let feed = |residual| match feed_forward {
             FeedForward::Dense(mlp) => Ok(mlp.forward_normed(residual, normed, kernels)),
@@ -457,6 +456,7 @@ impl Block {
                 experts.forward(residual, x.clone(), x, kernels)
             }
             FeedForward::Beside(Beside { mlp, experts, norms: [of_mlp, before, after] }) => {
+                let unnormed = normed.x.clone();
                 let dense = of_mlp.forward(mlp.forward_normed(None, normed, kernels), kernels);
                 let x = before.forward(unnormed.clone(), kernels);
                 let sparse = after.forward(experts.forward(None, unnormed, x, kernels)?, kernels);

@@ -229,7 +229,6 @@ impl DecoderConfig {
         self.blocks.iter_mut().filter_map(|block| match &mut block.mixer {
             MixerConfig::Attention(attention) => Some(attention),
             MixerConfig::Hybrid(hybrid) => Some(&mut hybrid.attention),
-            MixerConfig::SharedAttention(attention) => Some(attention),
             _ => None,
         })
     }

@@ -382,7 +382,15 @@ impl Experts {
         let shared =
             |SharedExpert { gate, mlp }: &SharedExpert| gate.as_ref().map_or(0, Linear::bytes) + mlp.bytes();
         let latent = self.latent.iter().flatten().map(Linear::bytes).sum::<usize>();
-        self.router.bytes() + latent + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
+        let vector = |vector: &Tensor<1>| vector.shape().num_elements() * vector.dtype().size();
+        let correction = self.correction.as_ref().map_or(0, vector);
+        let routed = self.routed.as_ref().map_or(0, |(norm, factors)| norm.bytes() + vector(factors));
+        self.router.bytes()
+            + correction
+            + routed
+            + latent
+            + self.expert_bytes()
+            + self.shared.as_ref().map_or(0, shared)
     }
 
     /// Returns the size in bytes of the experts that a token does not use.
