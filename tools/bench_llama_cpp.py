@@ -2,13 +2,13 @@
 """Measures Kiln beside llama.cpp on the CPU: the same GGUF files, the same threads, by turns.
 
     pip install cmake gguf numpy
-    tools/bench_llama_cpp.py WORK_FOLDER [--model F16.gguf] [--kiln target/release/kiln] [--threads 1,2] [--rounds 3]
+    tools/bench_llama_cpp.py WORK_FOLDER [--model F16.gguf|FOLDER] [--kiln target/release/kiln] [--threads 1,2] [--rounds 3]
                              [--instructions avx2,avx-vnni,avx512]
 
 llama.cpp is built once in WORK_FOLDER, from the source package of llama-cpp-python 0.3.36 on PyPI, for each set of instructions that is
 asked for (its variants haswell, alderlake and icelake). KILN_INSTRUCTIONS has Kiln use the same. Its
 quantizer makes the other files of a float16 GGUF file. Without --model, that is a Llama of 1.1 billion made-up weights (22 layers, 2048, 32 heads,
-4 key heads, 5632, vocabulary 32000). Each round runs `llama-bench`, then `kiln bench`; the table has medians, and Kiln's share of llama.cpp.
+4 key heads, 5632, vocabulary 32000). A folder is converted by llama.cpp's converter, without its tokenizer, which needs torch. Each round runs `llama-bench`, then `kiln bench`; the table has medians, and Kiln's share of llama.cpp.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def llama_cpp(work):
     programs = work / "build" / "bin"
     if (programs / "llama-quantize").exists() and (programs / "llama-bench").exists():
         return programs
-    run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", work, PACKAGE)
+    run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python", "-d", work, PACKAGE)
     with tarfile.open(next(work.glob("llama_cpp_python-*.tar.gz"))) as archive:
         archive.extractall(work, filter="data")
     source = next(work.glob("llama_cpp_python-*/vendor/llama.cpp"))
@@ -122,6 +122,20 @@ def made_up(path):
     writer.close()
 
 
+def converted(work, folder):
+    """The float16 GGUF file that llama.cpp's converter makes of a folder."""
+    path = work / f"{folder.name}.gguf"
+    if not path.exists():
+        source = next(work.glob("llama_cpp_python-*/vendor/llama.cpp"))
+        sys.path[:0] = [str(source), str(source / "gguf-py")]
+        import gguf_cases
+
+        unfinished = path.with_suffix(".part")
+        gguf_cases.convert(folder, unfinished, "MOSTLY_F16", with_size=True)
+        unfinished.rename(path)
+    return path
+
+
 def of_llama_cpp(programs, path, threads, prompt, tokens):
     out = run(programs / "llama-bench", "-m", path, "-t", threads, "-p", prompt, "-n", tokens, "-r", 1, "-o", "json")
     return [result["avg_ts"] for result in json.loads(out)]
@@ -154,6 +168,8 @@ def main():
             unfinished = model.with_suffix(".part")
             made_up(unfinished)
             unfinished.rename(model)
+    if model.is_dir():
+        model = converted(args.work, model)
     print("| file | instructions | threads | what | llama.cpp, tokens/s | Kiln, tokens/s | Kiln / llama.cpp |\n|---|---|---|---|---|---|---|")
     for name in args.formats.split(","):
         path = model if name == "F16" else args.work / f"{model.stem}.{name}.gguf"

@@ -3,6 +3,7 @@
 
     python tools/bench_transformers.py --model DIR [-p 256] [-n 64] [-r 5] [--threads N] [--dtype float32]
                                        [--depth 0] [--device cpu] [--cache dynamic] [--json FILE]
+    python tools/bench_transformers.py --random CONFIG.json [--save DIR] [the same options]
     python tools/bench_transformers.py --random LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB [--save DIR] [the same options]
 
 The tests, named as in llama-bench (-p and -n take comma separated lists; 0 skips):
@@ -18,7 +19,7 @@ With `--cache static --device cuda`, generate() compiles the forward by itself, 
 `--cache offloaded` is DynamicCache(offloading=True), what cache_implementation="offloaded" makes; beside `kiln bench -c offloaded`.
 It copies on streams of an accelerator, so it needs one.
 
---random makes a Llama with random weights (seed 0); --save writes it as float32 with save_pretrained, so that
+--random makes random weights (seed 0) for a config, such as those of tools/shapes, or for a Llama; --save writes it as float32 with save_pretrained, so that
 `kiln bench` can load the same folder. Needs torch and transformers >= 5. Bad input: one line on stderr, exit status 2.
 """
 import argparse, datetime, inspect, json, os, statistics, sys, time
@@ -52,7 +53,7 @@ def positive(text):
 def arguments():
     ap = Parser(description=__doc__.split("\n\n")[0])
     ap.add_argument("--model", metavar="DIR", help="a Hugging Face model folder")
-    ap.add_argument("--random", metavar=",".join(NAMES).upper(), help="a Llama of this size with random weights instead of --model")
+    ap.add_argument("--random", metavar=",".join(NAMES).upper(), help="random weights for a Llama of this size, or for a config.json, instead of --model")
     ap.add_argument("--save", metavar="DIR", help="with --random: write the model here as float32")
     ap.add_argument("-p", type=counts, default=[256], help="prompt lengths (default 256)")
     ap.add_argument("-n", type=counts, default=[64], help="numbers of generated tokens (default 64)")
@@ -75,7 +76,11 @@ def arguments():
 
 
 def random_model(sizes, context):
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    if sizes.endswith(".json"):
+        torch.manual_seed(0)
+        try: return AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.load(open(sizes))))
+        except (OSError, ValueError, KeyError, TypeError) as e: fail(f"--random: {sizes}: " + " ".join(str(e).split())[:300])
     try: s = dict(zip(NAMES, (int(x) for x in sizes.split(",")), strict=True))
     except ValueError: fail(f"--random: '{sizes}' is not {','.join(NAMES).upper()}")
     if min(s.values()) < 1: fail(f"--random: every number must be >= 1, got '{sizes}'")

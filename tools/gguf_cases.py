@@ -86,22 +86,24 @@ def configs(T):
     ]
 
 
-def convert(folder, file):
-    """Converts the checkpoint in `folder` without a tokenizer, which these models do not have."""
+def convert(folder, file, file_type="ALL_F32", with_size=False):
+    """Converts the checkpoint in `folder` without a tokenizer, which these models do not have. Programs that run the file need `with_size`."""
     import gguf, torch
     from conversion import get_model_class
     from conversion.base import ModelBase
 
-    base = get_model_class(ModelBase.load_hparams(folder, False)["architectures"][0])
+    hparams = ModelBase.load_hparams(folder, False)
+    base = get_model_class(hparams["architectures"][0])
     # A class that only passes on what it is asked.
     base = getattr(base, "Ministral3Model", base)
 
     def set_vocab(self):
         self.gguf_writer.add_tokenizer_model("none")
+        if with_size:
+            self.gguf_writer.add_vocab_size(hparams["vocab_size"])
 
     # Gemma 3 counts the tokens.
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}))
-    hparams = ModelBase.load_hparams(folder, False)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(hparams["vocab_size"])}}, "added_tokens": []}))
     model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
     # Blocks that predict further tokens are no part of these models.
     model.no_mtp = model.no_mtp or hparams["model_type"].startswith("qwen3_5")
@@ -118,7 +120,7 @@ def convert(folder, file):
         # Only older versions of Transformers store it, and the converter asks for it.
         hparams["rotary_pct"] = hparams["rope_parameters"]["partial_rotary_factor"]
     with torch.inference_mode():
-        model(folder, gguf.LlamaFileType.ALL_F32, file, hparams=hparams).write()
+        model(folder, gguf.LlamaFileType[file_type], file, hparams=hparams).write()
 
 
 def case(config, folder):

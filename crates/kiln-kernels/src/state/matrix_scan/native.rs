@@ -1,9 +1,6 @@
 //! The scan on the CPU: values go through the lanes of vectors, and some columns of a state stay in the L1
 //! cache.
-#![allow(
-    clippy::needless_range_loop,
-    reason = "loops over lanes become vectors; several arrays share each index"
-)]
+#![allow(clippy::needless_range_loop, reason = "several arrays share each index")]
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -18,8 +15,11 @@ use crate::{
     state::functions::native::softplus,
 };
 
-/// Columns of a state that are scanned together.
-const LANES: usize = 32;
+/// Columns of a state that are scanned together, in vectors.
+type Columns<S> = [<S as Simd>::f32s; 2];
+
+/// Number of sums that grow by turns, so that an addition does not have to wait for the one before it.
+const TURNS: usize = 4;
 
 /// Computes the scan.
 ///
@@ -145,7 +145,7 @@ impl WithSimd for Head<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
         let Self { shared, row, head, place: [first, visible_from], state, mut y } = self;
         let Shared { x, steps, heads: of_heads, journal, rule, slots, journaled: [before, after], .. } =
             *shared;
@@ -186,77 +186,108 @@ impl WithSimd for Head<'_> {
             seen.push(Some(Token { query, key, value, decay: exp(step * rate), gain, factors }));
         }
 
-        let mut s = vec![[0.0; LANES]; keys];
+        let each = 2 * S::F32_LANES;
+        let mut s: Vec<Columns<S>> = vec![[simd.splat_f32s(0.0); 2]; keys];
         let mut begin = 0;
         while begin < values {
-            let n = LANES.min(values - begin);
+            let end = values.min(begin + each);
             for (s, state) in s.iter_mut().zip(state.chunks(values)) {
-                s[..n].copy_from_slice(&state[begin..begin + n]);
-                s[n..].fill(0.0);
+                *s = load(simd, &state[begin..end]);
             }
             for (t, token) in seen.iter().enumerate() {
                 if let Some(token) = token {
-                    let mut w = [0.0; LANES];
-                    w[..n].copy_from_slice(&token.value[begin..begin + n]);
-                    let result = step(&mut s, w, token, is_delta, d);
+                    let value = load(simd, &token.value[begin..end]);
+                    let result = step(simd, &mut s, value, token, is_delta, d);
                     if let Some(token) = t.checked_sub(before) {
-                        y[token][begin..begin + n].copy_from_slice(&result[..n]);
+                        store(simd, result, &mut y[token][begin..end]);
                     }
                 }
                 if t + 1 + after == all {
                     for (s, state) in s.iter().zip(state.chunks_mut(values)) {
-                        state[begin..begin + n].copy_from_slice(&s[..n]);
+                        store(simd, *s, &mut state[begin..end]);
                     }
                 }
             }
-            begin += n;
+            begin = end;
         }
     }
 }
 
-/// Changes columns of a state by a token with the values `value`. Returns its result.
+/// Loads columns of a row; those that it has not are 0.
 #[inline(always)]
-fn step(
-    s: &mut [[f32; LANES]],
-    value: [f32; LANES],
+fn load<S: Simd>(simd: S, from: &[f32]) -> Columns<S> {
+    let (first, second) = from.split_at(from.len().min(S::F32_LANES));
+    [simd.partial_load_f32s(first), simd.partial_load_f32s(second)]
+}
+
+#[inline(always)]
+fn store<S: Simd>(simd: S, columns: Columns<S>, to: &mut [f32]) {
+    let (first, second) = to.split_at_mut(to.len().min(S::F32_LANES));
+    simd.partial_store_f32s(first, columns[0]);
+    simd.partial_store_f32s(second, columns[1]);
+}
+
+/// Changes columns of a state by a token with the values `value`. Returns its result.
+///
+/// Loops count, and nothing is a closure: iterators and closures are functions of their own, which do not
+/// have the instructions of `simd`.
+#[inline(always)]
+fn step<S: Simd>(
+    simd: S,
+    s: &mut [Columns<S>],
+    value: Columns<S>,
     token: &Token<'_>,
     is_delta: bool,
     d: f32,
-) -> [f32; LANES] {
+) -> Columns<S> {
     let &Token { query, key, decay, gain, factors: [of_query, of_key], .. } = token;
+    let (keys, other_keys) = key.as_chunks::<TURNS>();
+    let (queries, other_queries) = query.as_chunks::<TURNS>();
+    let (groups, rest) = s.as_chunks_mut::<TURNS>();
+    let zeros = [[simd.splat_f32s(0.0); 2]; TURNS];
     let mut w = value;
     if is_delta {
-        // Two sums, so that an addition does not have to wait for the one before it.
-        let mut sums = [[0.0; LANES]; 2];
-        for (s, key) in s.chunks(2).zip(key.chunks(2)) {
-            for ((s, key), sum) in s.iter().zip(key).zip(&mut sums) {
-                for i in 0..LANES {
-                    sum[i] += key * s[i];
-                }
+        let mut sums = zeros;
+        for g in 0..groups.len().min(keys.len()) {
+            for i in 0..TURNS {
+                sums[i] = plus(simd, sums[i], keys[g][i], groups[g][i]);
             }
         }
-        for i in 0..LANES {
-            w[i] -= decay * of_key * (sums[0][i] + sums[1][i]);
+        for i in 0..rest.len().min(other_keys.len()) {
+            sums[0] = plus(simd, sums[0], other_keys[i], rest[i]);
+        }
+        w = plus(simd, w, -decay * of_key, total(simd, sums));
+    }
+    w = times(simd, gain * of_key, w);
+    let mut sums = zeros;
+    for g in 0..groups.len().min(keys.len()).min(queries.len()) {
+        for i in 0..TURNS {
+            groups[g][i] = plus(simd, times(simd, decay, groups[g][i]), keys[g][i], w);
+            sums[i] = plus(simd, sums[i], queries[g][i], groups[g][i]);
         }
     }
-    for i in 0..LANES {
-        w[i] *= gain * of_key;
+    for i in 0..rest.len().min(other_keys.len()).min(other_queries.len()) {
+        rest[i] = plus(simd, times(simd, decay, rest[i]), other_keys[i], w);
+        sums[0] = plus(simd, sums[0], other_queries[i], rest[i]);
     }
-    let mut sums = [[0.0; LANES]; 2];
-    for ((s, key), query) in s.chunks_mut(2).zip(key.chunks(2)).zip(query.chunks(2)) {
-        for (((s, key), query), sum) in s.iter_mut().zip(key).zip(query).zip(&mut sums) {
-            for i in 0..LANES {
-                s[i] = decay * s[i] + key * w[i];
-                sum[i] += query * s[i];
-            }
-        }
-    }
-    let mut result = [0.0; LANES];
-    for i in 0..LANES {
-        result[i] = of_query * (sums[0][i] + sums[1][i]);
-        if !is_delta {
-            result[i] += d * value[i];
-        }
-    }
-    result
+    let result = times(simd, of_query, total(simd, sums));
+    if is_delta { result } else { plus(simd, result, d, value) }
+}
+
+/// Adds `factor · x` to `sum`.
+#[inline(always)]
+fn plus<S: Simd>(simd: S, sum: Columns<S>, factor: f32, x: Columns<S>) -> Columns<S> {
+    let factor = simd.splat_f32s(factor);
+    [simd.mul_add_e_f32s(factor, x[0], sum[0]), simd.mul_add_e_f32s(factor, x[1], sum[1])]
+}
+
+#[inline(always)]
+fn times<S: Simd>(simd: S, factor: f32, x: Columns<S>) -> Columns<S> {
+    let factor = simd.splat_f32s(factor);
+    [simd.mul_f32s(factor, x[0]), simd.mul_f32s(factor, x[1])]
+}
+
+#[inline(always)]
+fn total<S: Simd>(simd: S, [a, b, c, d]: [Columns<S>; TURNS]) -> Columns<S> {
+    plus(simd, plus(simd, a, 1.0, b), 1.0, plus(simd, c, 1.0, d))
 }
