@@ -17,7 +17,7 @@ MODELS = [
     "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "smollm3", "olmo2", "olmo3", "exaone4",
     "granite", "cohere2", "glm4", "starcoder2", "gpt2", "gpt_neox", "phi", "seed_oss", "ernie4_5", "mamba", "falcon_mamba", "gpt_oss", "glm4_moe",
     "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "lfm2", "lfm2_moe", "mamba2", "bamba", "granitemoehybrid",
-    "falcon_h1", "nemotron_h", "jamba", "whisper",
+    "falcon_h1", "nemotron_h", "jamba", "bert", "whisper",
 ]  # fmt: skip
 
 

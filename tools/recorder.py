@@ -51,8 +51,9 @@ class Recorder:
                 b.copy_(0.3 * torch.randn(b.shape, generator=generator))
             elif key.endswith("layer_scalar"):
                 b.copy_(0.9 + 0.2 * torch.rand(b.shape, generator=generator))
-        settings = made.generation_config
-        settings.eos_token_id, settings.pad_token_id, settings.bos_token_id = None, 0, 1
+        settings = getattr(made, "generation_config", None)
+        if settings is not None:
+            settings.eos_token_id, settings.pad_token_id, settings.bos_token_id = None, 0, 1
         made.save_pretrained(os.path.join(self.out, "models", name))
         return made
 

@@ -139,7 +139,7 @@ const MUST_WHISPER: &[&str] = &[
 ];
 
 /// All folders of recordings.
-const VERSIONS: [&str; 10] = [
+const VERSIONS: [&str; 11] = [
     "4.47.1",
     "5.23.0",
     "5.23.0-rope",
@@ -148,6 +148,7 @@ const VERSIONS: [&str; 10] = [
     "5.23.0-decoders",
     "5.23.0-states",
     "5.23.0-gemma4",
+    "5.23.0-embeddings",
     "5.23.0-multimodal",
     "5.23.0-whisper",
 ];

@@ -12,6 +12,7 @@ mod checkpoints;
 mod conformance;
 mod decoding;
 mod driver_faults;
+mod embeddings;
 mod engine;
 mod experts;
 mod fuzz;

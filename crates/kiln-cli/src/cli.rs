@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 #[cfg(feature = "hub")]
 use crate::hub;
 use crate::{
-    bench, caches, chat, conformance, detect, devices, doctor, inspect, probe, quantize, run, transcribe,
+    bench, caches, chat, conformance, detect, devices, doctor, embed, inspect, probe, quantize, run, transcribe,
 };
 
 #[derive(Debug, Parser)]
@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Turn speech into text
     Transcribe(transcribe::TranscribeArgs),
+    /// Turn texts into vectors
+    Embed(embed::EmbedArgs),
     /// Look for a watermark in a text
     Detect(detect::DetectArgs),
     /// Download a model from the Hugging Face hub

@@ -70,7 +70,7 @@ pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>)
 /// Loads a text model from a folder.
 ///
 /// # Errors
-/// As [`model`]; [`Error::Setting`] for a speech model, before its weights are read.
+/// As [`model`]; [`Error::Setting`] for models of speech and of embeddings, before their weights are read.
 pub(crate) fn text_model(
     folder: &Path,
     place: &PlaceArgs,
@@ -80,6 +80,10 @@ pub(crate) fn text_model(
 ) -> Result<Model> {
     if is_speech_model(folder)? {
         let why = "is a model of speech; use `kiln transcribe`".to_owned();
+        return Err(Error::Setting { name: "--model", why });
+    }
+    if models::configure(&ConfigFile::read(folder)?)?.is_bidirectional() {
+        let why = "makes embeddings, and cannot continue a text; use `kiln embed`".to_owned();
         return Err(Error::Setting { name: "--model", why });
     }
     model(folder, place, device, plan, tokens)

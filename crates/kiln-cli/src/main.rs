@@ -17,6 +17,7 @@ mod detect;
 mod devices;
 mod display;
 mod doctor;
+mod embed;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
@@ -83,6 +84,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Probe(args) => probe::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Transcribe(args) => transcribe::run(args),
+        Command::Embed(args) => embed::run(args),
         Command::Detect(args) => detect::run(args),
         #[cfg(feature = "hub")]
         Command::Pull(args) => hub::pull(args),

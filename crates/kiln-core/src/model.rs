@@ -129,6 +129,31 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether tokens see later ones, so that the model needs a whole text in one pass, and cannot continue
+    /// it.
+    fn is_bidirectional(&self) -> bool {
+        false
+    }
+
+    /// Whether the model can turn hidden states into logits. Others return [`Logits::Hidden`] alone.
+    fn has_head(&self) -> bool {
+        true
+    }
+
+    /// Checks that the model can continue a text.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if it only turns texts into embeddings.
+    fn check_generative(&self) -> Result<()> {
+        let reason = match (self.is_bidirectional(), self.has_head()) {
+            (false, true) => return Ok(()),
+            (true, _) => "its tokens see later ones",
+            (false, false) => "its folder has no head",
+        };
+        let why = format!("cannot continue a text, because {reason}; it makes embeddings (`kiln embed`)");
+        Err(Error::Setting { name: "model", why })
+    }
+
     /// Whether the head uses the weights of the embeddings.
     fn ties_embeddings(&self) -> bool {
         false
@@ -175,6 +200,9 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     fn forward(&self, batch: &Batch, logits: Logits<'_>, cache: &mut ModelCache) -> Result<Tensor<3>> {
         batch.check()?;
         batch.check_features(self.features(), cache)?;
+        if logits != Logits::Hidden || self.is_bidirectional() && cache.seq_len() > 0 {
+            self.check_generative()?;
+        }
         let (rows, tokens) = (batch.rows(), batch.len());
         if let Some(capacity) = self.max_positions() {
             let needed = cache.seq_len() + tokens;

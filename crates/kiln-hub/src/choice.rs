@@ -22,6 +22,9 @@ const TEXTS: [&str; 8] = [
     "preprocessor_config.json",
 ];
 
+/// The list of the modules that turn the vectors of tokens into an embedding (sentence-transformers).
+const MODULES: &str = "modules.json";
+
 /// The folder of named chat templates.
 const TEMPLATES: &str = "additional_chat_templates/";
 
@@ -68,11 +71,29 @@ pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> 
     let has = |name: &str| files.iter().any(|file| file == name);
     if spec.part().is_none() && has(CONFIG) && (has(INDEX) || has(WEIGHTS)) {
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
-        let wanted = |file: &&String| TEXTS.contains(&file.as_str()) || template(file);
+        let embeds = has(MODULES);
+        let wanted = |file: &&String| {
+            TEXTS.contains(&file.as_str()) || template(file) || embeds && is_of_embeddings(file)
+        };
         let texts = files.iter().filter(wanted).filter(|file| names::is_safe(file)).cloned();
         return Ok(Choice::Folder { texts: texts.collect(), indexed: !has(WEIGHTS) });
     }
     gguf_model(spec, files)?.complete()
+}
+
+/// Whether a file has settings or weights for embeddings: one of the folder, or of the folder of a module,
+/// such as `1_Pooling`.
+fn is_of_embeddings(file: &str) -> bool {
+    match file.split_once('/') {
+        None => {
+            let limits = file.starts_with("sentence_") && file.ends_with("_config.json");
+            limits || [MODULES, "config_sentence_transformers.json"].contains(&file)
+        }
+        Some((folder, file)) => {
+            let is_number = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+            folder.split_once('_').is_some_and(|(number, _)| is_number(number)) && [CONFIG, WEIGHTS].contains(&file)
+        }
+    }
 }
 
 /// Whether a model cannot be loaded without this file.

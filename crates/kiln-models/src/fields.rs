@@ -258,6 +258,26 @@ static FIELDS: &[Fields] = &[
         &["embedding_dropout", "residual_dropout"],
     ),
     of(
+        "bert",
+        &[],
+        &[
+            "add_cross_attention",
+            "hidden_act",
+            "hidden_size",
+            "intermediate_size",
+            "is_decoder",
+            "layer_norm_eps",
+            "max_position_embeddings",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "position_embedding_type",
+            "tie_word_embeddings",
+            "type_vocab_size",
+            "vocab_size",
+        ],
+        &["attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob"],
+    ),
+    of(
         "gpt2",
         &[],
         &[

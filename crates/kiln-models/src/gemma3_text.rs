@@ -12,7 +12,7 @@ use crate::{
     config::{Common, Defaults},
     gemma2,
     nn::{
-        attention::{HeadNorms, QK_NORMS},
+        attention::{HeadNorms, QK_NORMS, Reach},
         decoder::DecoderConfig,
         rope::LayerRopes,
     },
@@ -30,6 +30,8 @@ struct Fields {
     /// In old configs, the rotary base of blocks with a window; `rope_theta` is that of the other blocks.
     rope_local_base_freq: Option<f64>,
     rope_theta: Option<f64>,
+    /// Whether tokens see later ones, as in EmbeddingGemma.
+    use_bidirectional_attention: bool,
 }
 
 const DEFAULTS: Defaults =
@@ -43,6 +45,7 @@ impl Architecture for Gemma3Text {
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let gemma2: gemma2::Fields = config.parse()?;
         let fields: Fields = config.parse()?;
+        let config = &config.without(&["use_bidirectional_attention"]);
         let common = Common::read(config, DEFAULTS)?;
         let pattern = fields.sliding_window_pattern.unwrap_or(6);
         config.check("sliding_window_pattern", pattern, usize::MAX)?;
@@ -58,9 +61,14 @@ impl Architecture for Gemma3Text {
         let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
         // The config has the stretched number of positions, whatever the type of rope.
         decoder.sizes.positions = positions;
-        decoder
-            .attention_mut()
-            .for_each(|attention| attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS)));
+        for attention in decoder.attention_mut() {
+            attention.head_norms = Some(HeadNorms::PerHead(QK_NORMS));
+            attention.bidirectional = fields.use_bidirectional_attention;
+            if let (true, Reach::Window(window)) = (attention.bidirectional, attention.reach) {
+                // Half of the window is before a token, and half after it.
+                attention.reach = Reach::Window(window / 2 + 1);
+            }
+        }
         Ok(Box::new(decoder))
     }
 }

@@ -15,6 +15,7 @@ use kiln_core::{
 use kiln_kernels::Placement;
 
 mod bamba;
+mod bert;
 pub mod checkpoint;
 mod cohere2;
 mod config;
@@ -124,6 +125,11 @@ pub trait Configured: fmt::Debug {
     /// The errors of `weights`, such as a missing tensor or one of another shape; errors of the device.
     fn load(&self, weights: &mut dyn Weights, placement: &Placement) -> Result<Box<dyn CausalModel>>;
 
+    /// Whether tokens see later ones; see [`CausalModel::is_bidirectional`].
+    fn is_bidirectional(&self) -> bool {
+        false
+    }
+
     /// Returns a smaller model with only these blocks, in ascending order, for the comparison of a device
     /// with the CPU; `None` if the model does not support it.
     fn only(&self, _blocks: &[usize]) -> Option<Box<dyn Configured>> {
@@ -180,6 +186,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &granitemoehybrid::GraniteMoeHybrid,
     &nemotron_h::NemotronH,
     &falcon_h1::FalconH1,
+    &bert::Bert,
     &whisper::Whisper,
 ];
 

@@ -70,6 +70,11 @@ pub trait Weights {
         self.dense_matrix(parts, width, range).map(Matrix::Dense)
     }
 
+    /// Whether there is a tensor of this name.
+    fn has(&self, _name: &str) -> bool {
+        true
+    }
+
     /// Returns [`matrix`](Self::matrix) with elements of the compute type.
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
 

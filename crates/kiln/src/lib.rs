@@ -13,6 +13,7 @@
 //! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text),
 //!   [`stream`](Request::stream) or [`steps`](Request::steps).
 //! - [`Model::engine`] runs many requests at once, and they share passes.
+//! - [`Model::embed`] turns texts into vectors.
 //! - A [`Sequence`] keeps its cache for the next request, and a [`Chat`] for the next turn. A [`Plan`]
 //!   selects the kind of cache.
 //! - [`Model::causal`] is the forward pass, for custom loops. The parts that they need are in [`expert`].
@@ -31,6 +32,7 @@ pub use kiln_hub as hub;
 pub mod expert;
 
 mod chat;
+mod embedding;
 mod folder;
 mod model;
 mod out_of_memory;
@@ -73,6 +75,7 @@ pub use kiln_kernels::device;
 pub use kiln_models::Mixture;
 
 pub use chat::Chat;
+pub use embedding::{EmbeddingConfig, EmbeddingInput, EmbeddingRequest, Embeddings, Pooling};
 pub use model::{DtypeChoice, LoadProgress, Model, ModelBuilder};
 pub use out_of_memory::OnOutOfMemory;
 pub use quantize::quantize;

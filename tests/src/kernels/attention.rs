@@ -36,7 +36,8 @@ fn loops<'a>(
         let query = row.first + if shape.causal { i } else { 0 };
         let window = shape.window.map_or(0, |window| (query + 1).saturating_sub(window));
         let first = oldest(head / heads).max(window).max(row.visible_from);
-        let seen: Vec<_> = (first..=query).map(|position| at(head / (heads / kv_heads), position)).collect();
+        let last = shape.end.map_or(query, |end| query.min(end - 1));
+        let seen: Vec<_> = (first..=last).map(|position| at(head / (heads / kv_heads), position)).collect();
         let q = &q[vector * head_dim..][..head_dim];
         let score = |[key, value]: &[&[f64]; 2]| {
             let key = key.iter().chain(value.iter().filter(|_| shape.latent));
@@ -67,7 +68,10 @@ fn dense(Attention { q, chain, positions, shape, sinks }: Attention) -> TensorDa
     let buffers: Vec<_> = chain.iter().map(|kv| [&kv.keys, &kv.values].map(numbers)).collect();
     let oldest = |row: usize| match alone {
         // The slots hold the latest positions.
-        true => start.max((positions.on_host[row].first + behind).saturating_sub(slots)),
+        true => {
+            let end = positions.on_host[row].first + behind;
+            start.max(shape.end.map_or(end, |keys| end.min(keys)).saturating_sub(slots))
+        }
         false => start,
     };
     let at = |head: usize, position: usize| {

@@ -61,6 +61,22 @@ fn a_folder_is_chosen_as_its_text_files_and_weights() {
 }
 
 #[test]
+fn a_folder_for_embeddings_has_its_modules() {
+    let modules = ["1_Pooling/config.json", "2_Dense/model.safetensors", "config_sentence_transformers.json"];
+    let others = ["onnx/config.json", "1_Pooling/other.bin", "a_b/config.json", "2_Dense/x/config.json"];
+    let with = |more: &[&str]| {
+        let files = [&["config.json", "model.safetensors"], more, &modules[..], &others[..]].concat();
+        match of("a/b", &files).unwrap() {
+            Choice::Folder { texts, .. } => texts,
+            Choice::Gguf(_) => unreachable!("a folder"),
+        }
+    };
+    assert_eq!(with(&["sentence_bert_config.json"]), ["config.json"]);
+    let limits = ["modules.json", "sentence_bert_config.json"];
+    assert_eq!(with(&limits), [&["config.json"], &limits[..], &modules[..]].concat());
+}
+
+#[test]
 fn a_quant_selects_a_gguf_file_by_a_word_of_its_name() {
     assert_eq!(of("a/b:q8_0", &QUANTS).unwrap(), gguf(&["m-Q8_0.gguf"]));
     assert_eq!(of("a/b", &QUANTS).unwrap(), gguf(&["m-Q4_K_M.gguf"]));

@@ -93,6 +93,9 @@ pub struct AttentionShape {
     /// Whether the queries of a pass stand one after the other, and none sees a later one. Otherwise all of
     /// them stand at the position of the first.
     pub causal: bool,
+    /// First position without a key, if causal queries stand there or later: then a query sees keys after its
+    /// own place in the text. `None` if each query stands at or before the last key.
+    pub end: Option<usize>,
     /// Whether each key is followed by its value, so that queries are as wide as both: latent attention
     /// (DeepSeek-AI, 2024, <https://arxiv.org/abs/2405.04434>). The GPU kernels do not take it.
     pub latent: bool,
@@ -289,13 +292,14 @@ impl Buffers {
         Self { from: Some(from), ..self }
     }
 
-    /// Ends non-causal buffers after the position of the first query, because every query sees what that one
-    /// sees.
+    /// Ends the last buffer. Non-causal ones end after the position of the first query, because every query
+    /// sees what that one sees.
     fn seen_at(self, positions: &Positions) -> Self {
-        match self.shape.causal {
-            true => self,
-            false => Self { end: positions.on_host.first().map(|row| row.first + 1), ..self },
-        }
+        let end = match self.shape.causal {
+            true => self.shape.end,
+            false => positions.on_host.first().map(|row| row.first + 1),
+        };
+        Self { end, ..self }
     }
 
     /// Returns the links of a chain, in which each buffer continues the previous one from its own origin on.
@@ -371,6 +375,8 @@ impl AttentionShape {
     /// The positions of the queries in a part, of `new` queries in all; see [`cut_positions`].
     fn cut(&self, positions: &Positions, part: &Extent, new: usize, slots: usize) -> Positions {
         match self.causal {
+            // Keys that end do not wrap.
+            true if self.end.is_some() => cut_positions(positions, part, new, usize::MAX),
             true => cut_positions(positions, part, new, slots),
             false => positions.narrow(part[0].clone()),
         }
@@ -434,6 +440,10 @@ fn reference(
 
     // The position that each slot of a row holds.
     let last = first.clone() + if shape.causal { new as i64 - 1 } else { 0 };
+    let last = match shape.end {
+        Some(end) => last.clamp_max(end as i64 - 1),
+        None => last,
+    };
     let age = last.clone() - origin - count_to(slots).reshape([1, 1, 1, slots]);
     let held = last - age.remainder_scalar(slots as i64);
     let visible =

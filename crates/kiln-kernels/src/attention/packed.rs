@@ -77,6 +77,7 @@ impl Kernel for AttentionPacked {
         let recent = DenseKv { keys: cast(recent.keys), values: cast(recent.values), ..recent };
         let packed = PackedKv { end: packed.end.cast(IntDType::I32), ..packed };
         let positions = checked_places(positions, batch, &shape, Self::NAME);
+        assert!(shape.end.is_none(), "attention_packed: queries after the last key");
         Self { positions, sinks: checked_sinks(sinks, heads, Self::NAME), q, packed, recent, shape }
     }
 

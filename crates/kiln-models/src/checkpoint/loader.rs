@@ -171,6 +171,10 @@ impl Weights for Loader<'_> {
         self.uploader.load_to(self.targets.of(block));
     }
 
+    fn has(&self, name: &str) -> bool {
+        self.checkpoint.has(name)
+    }
+
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         let rows = parts.iter().map(|part| part.rows).sum();
         let pieces = self.locator.rows(parts, &[], &(0..rows))?;

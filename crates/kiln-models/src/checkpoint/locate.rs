@@ -131,6 +131,15 @@ impl<'a> Locator<'a> {
 }
 
 impl Checkpoint {
+    /// Whether there is a tensor that a Hugging Face folder calls `name`.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let stored = match &self.files {
+            Files::Safetensors(_) => None,
+            Files::Gguf { model_type, heads, .. } => names::source(model_type, name, *heads),
+        };
+        self.tensors.contains_key(stored.as_ref().map_or(name, |source| &source.name))
+    }
+
     /// Locates the tensor that a Hugging Face folder calls `name`, and checks its shape.
     pub(super) fn locate(&self, name: &str, shape: &[usize]) -> Result<Located<'_>> {
         let (source, is_gguf) = match &self.files {

@@ -18,6 +18,7 @@ use kiln_weights::{
     Format, Mixture,
     gguf::names::{self, Heads},
 };
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -53,6 +54,30 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Upper limit for the number of tensors in a header.
 const MOST_TENSORS: usize = 1 << 18;
+
+/// Shapes and numbers of tensors by their names.
+pub type SmallTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// Reads all tensors of a safetensors file, in float32.
+fn small_tensors(bytes: &[u8]) -> Result<SmallTensors, String> {
+    let tensors =
+        SafeTensors::deserialize(bytes).map_err(|error| format!("is not a safetensors file: {error}"))?;
+    let mut all = SmallTensors::new();
+    for (name, view) in tensors.tensors() {
+        let data = view.data();
+        let half = |number: fn(u16) -> f32| {
+            data.as_chunks().0.iter().map(|bytes| number(u16::from_le_bytes(*bytes))).collect()
+        };
+        let numbers: Vec<f32> = match view.dtype() {
+            Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            Dtype::F16 => half(|bits| half::f16::from_bits(bits).to_f32()),
+            Dtype::BF16 => half(|bits| half::bf16::from_bits(bits).to_f32()),
+            other => return Err(format!("holds `{name}` as {other:?}, which is not read here")),
+        };
+        all.insert(name, (view.shape().to_vec(), numbers));
+    }
+    Ok(all)
+}
 
 /// The config of a model and the headers of its weights, whose files are open. Tensor data is read only when
 /// loaded.
@@ -207,6 +232,17 @@ impl Checkpoint {
             Files::Safetensors(_) => source::read_text(&*self.source, file),
             Files::Gguf { files, .. } => files.text(file),
         }
+    }
+
+    /// Reads all tensors of a small file beside the weights, in float32, with their shapes; `None` if there is
+    /// no such file.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a damaged file, and for numbers that are not float32, float16 or bfloat16.
+    pub fn small_tensors(&self, file: &str) -> Result<Option<SmallTensors>> {
+        let Some(bytes) = source::read(&*self.source, file, source::LONGEST_TEXT)? else { return Ok(None) };
+        let wrong = |why: String| Error::File { path: self.path_of(file), why };
+        small_tensors(&bytes).map(Some).map_err(wrong)
     }
 
     /// Returns the names of the files in a folder within the folder. A GGUF file has none.

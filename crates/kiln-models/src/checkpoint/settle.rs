@@ -11,7 +11,7 @@ use super::{Checkpoint, Entry, convert::Stored};
 use crate::{
     configure,
     multimodal::text_name,
-    nn::names::{ByHead, ExpertTensors, StoredOrder, TRANSPOSED, TensorNames},
+    nn::names::{ByHead, ExpertTensors, HEADS, StoredOrder, TRANSPOSED, TensorNames},
 };
 
 /// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
@@ -258,6 +258,8 @@ impl Checkpoint {
                     found.len(),
                     found.first().map_or("", String::as_str),
                 );
+            } else if why == HEADS {
+                tracing::info!(target: "kiln::weights", "{}: passed over: {why}", self.folder.display());
             } else if why != TABLES {
                 let shown: Vec<_> = found.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
                 let more = match found.len().saturating_sub(SHOWN) {
@@ -280,7 +282,7 @@ impl Checkpoint {
         if name.contains("lora_") {
             return Ok(None);
         }
-        if name.ends_with("rotary_emb.inv_freq") {
+        if name.ends_with("rotary_emb.inv_freq") || name.ends_with("embeddings.position_ids") {
             return Ok(Some(TABLES));
         }
         if MASKS.iter().any(|end| name.ends_with(end)) {
@@ -292,8 +294,8 @@ impl Checkpoint {
         if SCALES.iter().any(|end| name.ends_with(end)) {
             return Ok(Some("scales for attention in 8 bits"));
         }
-        if names.unread.iter().any(|module| name.starts_with(module)) {
-            return Ok(Some("keys and values of blocks that use those of others"));
+        if let Some((_, what)) = names.unread.iter().find(|(module, _)| name.starts_with(module)) {
+            return Ok(Some(what));
         }
         let beyond = |(prefix, blocks): &(String, usize)| {
             let (number, _) = name.strip_prefix(prefix)?.split_once('.')?;

@@ -36,6 +36,9 @@ pub(crate) struct AttentionConfig {
     pub(crate) keeps: bool,
     pub(crate) value_dim: usize,
     pub(crate) reach: Reach,
+    /// Whether a token sees later ones, too, as far as [`reach`](Self::reach) says. All tokens must be in one
+    /// pass.
+    pub(crate) bidirectional: bool,
     /// Rotation of queries and keys, one of the model's; `None` if they are not rotated.
     pub(crate) rope: Option<RopeKind>,
     /// Whether the block also attends to the output of an encoder, with heads, widths, biases, scale and cap
@@ -113,6 +116,7 @@ impl AttentionConfig {
             value_norm: None,
             keeps: false,
             reach: Reach::All,
+            bidirectional: false,
             rope: None,
             cross_attention: false,
             qkv_bias,
@@ -144,7 +148,7 @@ impl AttentionConfig {
 
     pub(super) fn shape(&self) -> AttentionShape {
         let &Self { scale, softcap, reach, .. } = self;
-        AttentionShape { scale, softcap, window: reach.window(), causal: true, latent: false }
+        AttentionShape { scale, softcap, window: reach.window(), causal: true, end: None, latent: false }
     }
 
     /// Checks that the settings can be computed, with these rotations.
@@ -287,9 +291,28 @@ impl Attention {
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let view = part.layer.update(keys, values, &positions)?;
             self.keep(std::slice::from_ref(frame), &view, &positions, places);
-            mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
+            let (positions, shape) = match self.config.bidirectional {
+                true => self.see_later(frame, places),
+                false => (positions, self.shape()),
+            };
+            mixed.push(attend(queries, view, positions, shape, self.sinks.as_ref(), kernels));
         }
         Ok(mixed)
+    }
+
+    /// Returns positions from which queries see the keys before and after their own, and the shape for that.
+    fn see_later(&self, frame: &Frame, places: &mut Places<'_>) -> (Positions, AttentionShape) {
+        let (shape, new) = (self.shape(), frame.new_tokens());
+        let (ahead, shape) = match self.config.reach {
+            Reach::All => (new.saturating_sub(1), AttentionShape { causal: false, ..shape }),
+            // A window of w tokens before and w - 1 after is one of 2 w - 1 that ends w - 1 later.
+            Reach::Window(window) => {
+                let ahead = (window - 1).min(new);
+                let window = window.saturating_add(ahead);
+                (ahead, AttentionShape { window: Some(window), end: Some(new), ..shape })
+            }
+        };
+        (places.positions(&[frame.ahead(ahead)]), shape)
     }
 
     /// Keeps keys and values for later blocks, until the pass ends.
@@ -452,7 +475,7 @@ impl Attention {
         let q = both.clone().narrow(1, 0, heads);
         let keys = both.narrow(1, heads, kv_heads);
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
-        let shape = AttentionShape { scale, softcap, window: None, causal: false, latent: false };
+        let shape = AttentionShape { scale, softcap, window: None, causal: false, end: None, latent: false };
         let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, None, kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * value_dim]);
         self.o_proj.forward_onto(Some(residual), merged, kernels)

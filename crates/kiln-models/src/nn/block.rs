@@ -193,6 +193,8 @@ pub(crate) struct Block {
     /// Whether the feed-forward takes the input of the mixer, instead of its output.
     is_parallel: bool,
     residual_scale: Option<f64>,
+    /// Whether norms after mixer and feed-forward are those of the sums with the residual.
+    norms_sums: bool,
     per_layer: Option<PerLayerInput>,
     /// Factor of the output, `[1, 1, 1]`.
     scalar: Option<Tensor<3>>,
@@ -297,6 +299,7 @@ impl Block {
             input_norm,
             is_parallel: config.parallel,
             residual_scale: config.residual_scale,
+            norms_sums: config.text_encoder.is_some(),
             per_layer: config
                 .per_layer
                 .map(|per_layer| {
@@ -398,6 +401,7 @@ impl Block {
         match &self.mixer_norm {
             None if x.dtype() == dtype && self.residual_scale.is_none() => mix(Some(x)),
             None => Ok(self.scaled(mix(None)?.cast(x.dtype())) + x),
+            Some(norm) if self.norms_sums => Ok(norm.forward(mix(Some(x))?, kernels)),
             Some(norm) => Ok(x + self.scaled(norm.forward(mix(None)?, kernels))),
         }
     }
@@ -470,6 +474,7 @@ impl Block {
         match norm {
             None if self.residual_scale.is_none() => feed(Some(x)),
             None => Ok(self.scaled(feed(None)?) + x),
+            Some(norm) if self.norms_sums => Ok(norm.forward(feed(Some(x))?, kernels)),
             Some(norm) => Ok(x + self.scaled(norm.forward(feed(None)?, kernels))),
         }
     }

@@ -66,6 +66,21 @@ pub(crate) struct DecoderConfig {
     pub(crate) per_layer: Option<PerLayerConfig>,
     /// Name of a factor of the output of each block; `None` if there is none.
     pub(crate) block_scalar: Option<&'static str>,
+    /// Parts of an encoder of text; `None` for a decoder.
+    pub(crate) text_encoder: Option<TextEncoderConfig>,
+}
+
+/// Parts that only encoders of text have. There is neither a norm after the last block nor a head, and norms
+/// after mixers and feed-forwards are those of sums (Devlin et al., 2018,
+/// <https://arxiv.org/abs/1810.04805>).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TextEncoderConfig {
+    /// Name of the norm of the embeddings.
+    pub(crate) norm: &'static str,
+    /// Name of the table of types of tokens. All tokens of a text have the first.
+    pub(crate) types: &'static str,
+    /// Rows of that table.
+    pub(crate) type_count: usize,
 }
 
 /// Settings of per-layer embeddings: each block has an input of its own, from a second table of embeddings
@@ -121,6 +136,7 @@ impl DecoderConfig {
             head_bias: false,
             per_layer: None,
             block_scalar: None,
+            text_encoder: None,
             ropes: None,
             learned_positions: None,
             names: Names::default(),
@@ -352,7 +368,14 @@ impl Configured for DecoderConfig {
         Ok(Box::new(Decoder::load(self, weights, placement)?))
     }
 
+    fn is_bidirectional(&self) -> bool {
+        self.attention().any(|attention| attention.bidirectional)
+    }
+
     fn only(&self, blocks: &[usize]) -> Option<Box<dyn Configured>> {
+        if self.is_bidirectional() {
+            return None;
+        }
         // A block that attends to the keys of another cannot be without it.
         if self.blocks.iter().any(|block| matches!(block.mixer, MixerConfig::SharedAttention(_))) {
             return None;
@@ -414,15 +437,46 @@ impl PerLayerEmbeddings {
     }
 }
 
+/// See [`TextEncoderConfig`].
+#[derive(Debug)]
+struct TextEncoderParts {
+    /// Embedding of the first type of tokens, `[1, 1, hidden]`.
+    of_type: Tensor<3>,
+    norm: Norm,
+}
+
+impl TextEncoderParts {
+    fn load(
+        TextEncoderConfig { norm, types, type_count }: TextEncoderConfig,
+        decoder: &DecoderConfig,
+        weights: &mut dyn Weights,
+    ) -> Result<Self> {
+        let (model, hidden) = (decoder.names.model, decoder.sizes.hidden);
+        let norm = Norm::load(weights, &format!("{model}.{norm}"), hidden, decoder.norm)?;
+        let table = weights.float32(&format!("{model}.{types}.weight"), &[type_count, hidden])?;
+        let of_type = table.narrow(0, 0, hidden).reshape([1, 1, hidden]).cast(norm.dtype());
+        Ok(Self { of_type, norm })
+    }
+
+    fn bytes(&self) -> usize {
+        self.norm.bytes() + self.of_type.shape().num_elements() * self.of_type.dtype().size()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Decoder {
     embed_tokens: Rows,
     /// Learned positions `[positions, hidden]`.
     embed_positions: Option<Rows>,
     per_layer: Option<PerLayerEmbeddings>,
+    text_encoder: Option<TextEncoderParts>,
     layers: Vec<Block>,
-    norm: Norm,
-    lm_head: Linear,
+    /// Norm after the last block.
+    norm: Option<Norm>,
+    /// `None` for a model that only turns texts into embeddings.
+    lm_head: Option<Linear>,
+    /// Type of most weights.
+    dtype: DType,
     config: DecoderConfig,
     placement: Placement,
 }
@@ -451,19 +505,31 @@ impl Decoder {
             return Err(Error::Setting { name: "stages", why });
         }
         config.check_stages(placement)?;
+        let text_encoder = config.text_encoder.map(|parts| TextEncoderParts::load(parts, config, weights));
+        let text_encoder = text_encoder.transpose()?;
+        let norm = match text_encoder {
+            Some(_) => None,
+            None => Some(Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?),
+        };
+        let of_embeddings = text_encoder.as_ref().map(|parts| &parts.norm);
         Ok(Self {
+            dtype: norm.as_ref().or(of_embeddings).map_or(DType::F32, Norm::dtype),
             embed_positions: embed_positions.transpose()?,
             per_layer: config
                 .per_layer
                 .map(|own| PerLayerEmbeddings::load(own, config, weights))
                 .transpose()?,
             layers: layers?,
-            norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
             lm_head: match tied {
-                true if shares_head(placement) => Linear::from(embed_tokens.clone()),
-                true => Linear::from(weights.rows(&embeddings, hidden)?),
-                false => Linear::load(weights, head, [hidden, vocab], config.head_bias)?,
+                _ if text_encoder.is_some() => None,
+                // The folder of a model that was saved to make embeddings.
+                false if !weights.has(&format!("{head}.weight")) => None,
+                true if shares_head(placement) => Some(Linear::from(embed_tokens.clone())),
+                true => Some(Linear::from(weights.rows(&embeddings, hidden)?)),
+                false => Some(Linear::load(weights, head, [hidden, vocab], config.head_bias)?),
             },
+            norm,
+            text_encoder,
             embed_tokens,
             config: config.clone(),
             placement: placement.clone(),
@@ -492,13 +558,15 @@ impl CausalModel for Decoder {
     }
 
     fn element_bytes(&self) -> usize {
-        self.norm.dtype().size()
+        self.dtype.size()
     }
 
     fn weight_bytes(&self) -> WeightBytes {
         let blocks = self.layers.iter().map(Block::bytes).fold(WeightBytes::default(), Add::add);
-        let head = self.norm.bytes() + self.lm_head.bytes();
-        let is_head = self.config.sizes.tied && shares_head(&self.placement);
+        let norms = self.norm.as_ref().map_or(0, Norm::bytes)
+            + self.text_encoder.as_ref().map_or(0, TextEncoderParts::bytes);
+        let head = norms + self.lm_head.as_ref().map_or(0, Linear::bytes);
+        let is_head = self.lm_head.is_some() && self.config.sizes.tied && shares_head(&self.placement);
         let looked_up = if is_head { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
         let table = self.per_layer.as_ref().map_or(0, |own| own.table.bytes());
@@ -515,8 +583,17 @@ impl CausalModel for Decoder {
         self.layers.iter().filter_map(Block::expert_traffic).reduce(Add::add)
     }
 
+    fn is_bidirectional(&self) -> bool {
+        self.config.is_bidirectional()
+    }
+
+    fn has_head(&self) -> bool {
+        self.lm_head.is_some()
+    }
+
     fn reads_shared_buffers(&self) -> bool {
-        !self.config.blocks.iter().any(|block| matches!(block.mixer, MixerConfig::Latent(_)))
+        !self.config.is_bidirectional()
+            && !self.config.blocks.iter().any(|block| matches!(block.mixer, MixerConfig::Latent(_)))
     }
 
     fn can_be_captured(&self) -> bool {
@@ -572,6 +649,9 @@ impl CausalModel for Decoder {
         if let Some(table) = &self.embed_positions {
             x = x + table.select(places.first().token_positions(pass), kernels);
         }
+        if let Some(TextEncoderParts { of_type, norm }) = &self.text_encoder {
+            x = norm.forward(x + of_type.clone(), kernels);
+        }
         let per_layer = match &self.per_layer {
             Some(own) => Some(own.compute(places.first().tokens()?, x.clone(), kernels)),
             None => None,
@@ -608,7 +688,11 @@ impl CausalModel for Decoder {
             Logits::All | Logits::Hidden | Logits::Alignment(_) => x,
             Logits::Last | Logits::Early(_) => places.last(x),
         };
-        let x = self.norm.forward(x, kernels).cast(self.norm.dtype());
+        let x = match &self.norm {
+            Some(norm) => norm.forward(x, kernels),
+            None => x,
+        };
+        let x = x.cast(self.dtype);
         Ok(match (logits, hidden.len()) {
             (Logits::Hidden, _) => places.whole(x),
             (Logits::All, _) => places.whole(self.head(x)),
@@ -635,8 +719,12 @@ impl Decoder {
 
     /// Returns logits in float32, without scale and softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let hidden = hidden.cast(self.norm.dtype());
-        self.lm_head.forward(hidden, self.placement.last()).cast(DType::F32)
+        let hidden = hidden.cast(self.dtype);
+        match &self.lm_head {
+            Some(head) => head.forward(hidden, self.placement.last()).cast(DType::F32),
+            // `forward` returns hidden states alone of such a model.
+            None => hidden.cast(DType::F32),
+        }
     }
 
     fn scaled(&self, logits: Tensor<3>) -> Tensor<3> {

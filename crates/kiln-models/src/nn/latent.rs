@@ -200,6 +200,7 @@ impl LatentAttention {
             softcap: None,
             window: None,
             causal: true,
+            end: None,
             latent: false,
         };
         let chain = match view {

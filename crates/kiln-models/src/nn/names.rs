@@ -10,6 +10,9 @@ use super::{
     mamba::MambaConfig,
 };
 
+/// Parts of folders of encoders, which embeddings do not use.
+pub(crate) const HEADS: &str = "heads for tasks";
+
 /// Names of modules in a checkpoint that differ between architectures, each without the dots around it. The
 /// defaults are those of Llama.
 #[derive(Clone, Copy, Debug)]
@@ -112,8 +115,8 @@ pub struct TensorNames {
     pub(crate) experts: Option<ExpertTensors>,
     /// Ends of the names of tensors that are stored in another order, after the name of their module.
     pub(crate) stored: Vec<(&'static str, StoredOrder)>,
-    /// Beginnings of the names of tensors that may be there and are not read.
-    pub(crate) unread: Vec<String>,
+    /// Beginnings of the names of tensors that may be there and are not read, with what they are.
+    pub(crate) unread: Vec<(String, &'static str)>,
     /// Last parts of the names of modules that have no bias by the config. A bias of zeros in the checkpoint
     /// is ignored, any other is an error.
     pub(crate) without_bias: Vec<&'static str>,
@@ -206,6 +209,8 @@ impl DecoderConfig {
             Some((base, child)) => (base, vec![child]),
             None => (model, vec![embeddings, positions, layers, norm]),
         };
+        // A name may be a path.
+        children.iter_mut().for_each(|name| *name = name.split_once('.').map_or(*name, |(first, _)| first));
         if base == model && self.per_layer.is_some() {
             children.extend(PER_LAYER);
         }
@@ -231,20 +236,30 @@ impl DecoderConfig {
                 interleaved: names.interleaved,
             }),
             stored: self.stored_orders(),
-            unread: self.unread(&format!("{model}.{layers}.")),
+            unread: [self.unread(&format!("{model}.{layers}.")), self.heads_of_encoder()].concat(),
             without_bias: self.without_bias(experts),
         }
     }
 
     /// Returns the tensors of keys and values of blocks that attend to those of others.
-    fn unread(&self, blocks: &str) -> Vec<String> {
+    fn unread(&self, blocks: &str) -> Vec<(String, &'static str)> {
+        const SHARED: &str = "keys and values of blocks that use those of others";
         let shares = |(i, block): (usize, &BlockConfig)| {
             matches!(block.mixer, MixerConfig::SharedAttention(_)).then_some(i)
         };
         let shared = self.blocks.iter().enumerate().filter_map(shares);
         let parts = |i| ["k_proj", "v_proj", "k_norm", "v_norm"].map(|part| (i, part));
         let attention = self.names.attention;
-        shared.flat_map(parts).map(|(i, part)| format!("{blocks}{i}.{attention}.{part}.")).collect()
+        let name = |(i, part)| (format!("{blocks}{i}.{attention}.{part}."), SHARED);
+        shared.flat_map(parts).map(name).collect()
+    }
+
+    /// Returns the tensors of the tasks that an encoder was trained for.
+    fn heads_of_encoder(&self) -> Vec<(String, &'static str)> {
+        let model = self.names.model;
+        let heads = [format!("{model}.pooler."), "pooler.".to_owned(), "cls.".to_owned()];
+        let heads = |_| heads.map(|name| (name, HEADS));
+        self.text_encoder.map(heads).into_iter().flatten().collect()
     }
 
     /// Returns the tensors that are stored in another order, by the ends of their names.

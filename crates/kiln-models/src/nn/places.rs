@@ -55,6 +55,11 @@ impl Frame {
         self.new
     }
 
+    /// Moves the new tokens to later positions.
+    pub(crate) fn ahead(&self, tokens: usize) -> Self {
+        Self { first: self.first + tokens, ..self.clone() }
+    }
+
     /// Whether there is one new token, and there are earlier ones.
     pub(crate) fn is_one_more(&self) -> bool {
         self.new == 1 && self.first > 0

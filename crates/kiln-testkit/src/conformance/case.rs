@@ -7,7 +7,7 @@ use kiln::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Folder, processors::BESIDE, transcribe};
+use super::{Folder, embeddings, processors::BESIDE, transcribe};
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Case {
@@ -32,6 +32,9 @@ pub(super) struct Case {
     pub(super) logits: Option<String>,
     pub(super) scores: Option<String>,
     pub(super) out: Option<String>,
+    /// For embeddings: the hidden states of all rows, one after the other, and the vector of each row.
+    pub(super) hidden: Option<String>,
+    pub(super) embeddings: Option<String>,
     /// Duration in seconds to which audio features are padded.
     pub(super) chunk_length: Option<usize>,
     pub(super) attention_scaling: Option<f64>,
@@ -94,6 +97,9 @@ impl Case {
             && !ARCHITECTURES.iter().any(|known| known.model_type() == model_type)
         {
             return Some(format!("the architecture `{model_type}` is not implemented yet"));
+        }
+        if self.embeddings.is_some() {
+            return self.kwargs.keys().find_map(|name| embeddings::not_yet(name));
         }
         if self.wave.is_some() {
             return self.kwargs.keys().find_map(|name| transcribe::not_yet(name));

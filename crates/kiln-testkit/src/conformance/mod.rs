@@ -14,6 +14,7 @@ use serde::Serialize;
 
 mod beams;
 mod case;
+mod embeddings;
 mod encoder;
 mod folder;
 mod forward;
@@ -207,6 +208,7 @@ fn run_case(
     });
     let result = match (loaded.as_ref(), &plan) {
         (_, Err(error)) => Err(error.clone().into()),
+        (Some((_, model)), Ok(_)) if case.embeddings.is_some() => embeddings::run(folder, case, model),
         (Some((_, model)), Ok(plan)) if case.wave.is_some() => transcribe::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if !case.prompt.is_empty() => encoder::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {

@@ -34,6 +34,7 @@ use web_time::Instant;
 use super::{Loaded, Model};
 use crate::{
     chat::chat_templates,
+    embedding::EmbeddingConfig,
     folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
     out_of_memory::{claim_weights, usable},
     self_test::{self, Ends, ModelVerdict, SelfTest, Trusted},
@@ -429,6 +430,7 @@ impl<'a> ModelBuilder<'a> {
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;
         let chat_templates = chat_templates(&checkpoint)?;
+        let embedding = EmbeddingConfig::read(&checkpoint);
         let mut speech = configured.features().map(|_| SpeechConfig::read(&checkpoint)).transpose()?;
         if let Some((speech, tokenizer)) = speech.as_mut().zip(tokenizer.as_ref()) {
             speech.complete(&checkpoint.config, tokenizer, configured.sizes().vocab);
@@ -502,6 +504,7 @@ impl<'a> ModelBuilder<'a> {
             token_table: Mutex::default(),
             generation,
             speech,
+            embedding,
             chat_templates,
             plan: own_plan,
             fingerprint: Some(checkpoint.fingerprint()?),
@@ -561,6 +564,7 @@ impl<'a> ModelBuilder<'a> {
             token_table: Mutex::default(),
             generation: GenerationConfig::default(),
             speech: None,
+            embedding: Ok(EmbeddingConfig::default()),
             chat_templates: ChatTemplates::default(),
             plan: Plan::dynamic(),
             fingerprint: None,

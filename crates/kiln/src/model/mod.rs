@@ -27,6 +27,7 @@ pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, LoadProgress, ModelBuilder};
 
 use crate::{
+    embedding::{EmbeddingConfig, EmbeddingInput, EmbeddingRequest},
     request::{Prompt, Request},
     speech::SpeechConfig,
 };
@@ -55,6 +56,8 @@ struct Loaded {
     generation: GenerationConfig,
     /// The folder's settings for transcription; `None` for a text model, and for random weights.
     speech: Option<SpeechConfig>,
+    /// The folder's settings for embeddings, or why they cannot be used.
+    embedding: Result<EmbeddingConfig>,
     chat_templates: ChatTemplates,
     /// The caches that the folder asks for.
     plan: Plan,
@@ -142,6 +145,24 @@ impl Model {
     /// ```
     pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'static> {
         Request::new(self.clone(), prompt.into())
+    }
+
+    /// Creates a request for the embeddings of texts, or of lists of tokens: a vector for each. Pooling,
+    /// normalization and prompts are those of the folder (`modules.json` of sentence-transformers).
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Model, Pooling};
+    ///
+    /// let model = Model::load(folder)?;
+    /// // The demo model was not made for embeddings, so its folder names no pooling.
+    /// let request = model.embed(["ROMEO:", "JULIET:"]).pooling(Pooling::Mean).normalize(true);
+    /// let vectors = request.vectors()?;
+    /// assert_eq!((vectors.len(), vectors[0].len()), (2, model.sizes().hidden));
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn embed<I: Into<EmbeddingInput>>(&self, inputs: impl IntoIterator<Item = I>) -> EmbeddingRequest<'static> {
+        EmbeddingRequest::new(self.clone(), inputs.into_iter().map(Into::into).collect())
     }
 
     /// Creates an engine for many requests at once, which share passes: up to `rows` rows in each (continuous
@@ -296,6 +317,16 @@ impl Model {
     /// The folder's `generation_config.json`: defaults for the settings of a request.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.loaded.generation
+    }
+
+    /// The folder's settings for embeddings.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the folder asks for something that is not supported.
+    pub fn embedding_config(&self) -> Result<&EmbeddingConfig> {
+        self.loaded.embedding.as_ref().map_err(|error| {
+            Error::Setting { name: "model", why: format!("has settings for embeddings that cannot be used: {error}") }
+        })
     }
 
     pub(crate) fn speech(&self) -> Option<&SpeechConfig> {

@@ -30,6 +30,7 @@ impl<'a> Request<'a> {
             negative_prompt,
             features,
         } = self;
+        model.causal().check_generative()?;
         let tokenizer = model.tokenizer().ok().cloned();
         let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
         let config = config.merged_over(model.generation_config());

@@ -64,6 +64,8 @@ struct Given {
     kv: Layout,
     /// Whether each query stands one position after the previous one, instead of all at `first`.
     causal: bool,
+    /// Number of positions that queries stand after their place, as those do that see later keys.
+    ahead: usize,
     /// Whether the rows share the buffers, with `slots` slots each.
     shared: bool,
     /// Positions at which the next buffer begins. All buffers except the last have a few extra slots that do
@@ -93,6 +95,7 @@ const STEP: Given = Given {
     q: Plain,
     kv: Plain,
     causal: true,
+    ahead: 0,
     shared: false,
     cuts: &[],
 };
@@ -237,6 +240,13 @@ fn all() -> Vec<Given> {
         cases.push(Given { slots: 1500, first: 1499, group: 1, ..base });
         cases.push(Given { cuts: &[50], ..base });
     }
+    // Each query sees keys before and after its place.
+    for (new, ahead) in [(2, 1), (16, 5), (33, 8), (130, 40), (300, 256)] {
+        let base = Given { new, slots: new, ahead, window: Some(2 * ahead + 1), ..PROMPT };
+        cases.push(base);
+        cases.push(Given { batch: 3, group: 4, head_dim: 12, softcap: Some(2.5), ..base });
+        cases.push(Given { head_dim: 256, kv_heads: 1, group: 3, ..base });
+    }
     // Scores far apart: the running maximum is exceeded by far again and again, which scales earlier sums to
     // almost nothing.
     for new in [1, 5, 33, 65] {
@@ -299,7 +309,12 @@ impl Given {
 
     /// The position of the first query of `row`.
     fn first_of(&self, row: usize) -> usize {
-        self.first + row * self.apart
+        self.first + self.ahead + row * self.apart
+    }
+
+    /// The first position without a key, if queries stand there.
+    fn end(&self) -> Option<usize> {
+        (self.ahead > 0).then_some(self.slots)
     }
 
     fn visible_from(&self, row: usize) -> usize {
@@ -310,9 +325,10 @@ impl Given {
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
         let query = self.first_of(row) + if self.causal { i } else { 0 };
         let behind = if self.causal { self.new } else { 1 };
-        let kept = (self.first_of(row) + behind).saturating_sub(self.slots);
+        let end = self.end().unwrap_or(usize::MAX);
+        let kept = (self.first_of(row) + behind).min(end).saturating_sub(self.slots);
         let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-        self.start.max(kept).max(window).max(self.visible_from(row))..=query
+        self.start.max(kept).max(window).max(self.visible_from(row))..=query.min(end - 1)
     }
 
     fn slot(&self, position: usize) -> usize {
@@ -352,7 +368,8 @@ impl Given {
 
     fn shape(&self) -> AttentionShape {
         let Self { head_dim, softcap, sharpness, window, causal, latent, .. } = *self;
-        AttentionShape { scale: sharpness * (head_dim as f64).powf(-0.5), softcap, window, causal, latent }
+        let scale = sharpness * (head_dim as f64).powf(-0.5);
+        AttentionShape { scale, softcap, window, causal, end: self.end(), latent }
     }
 
     fn inputs(&self, numbers: &mut Numbers) -> Attention {
