@@ -237,7 +237,11 @@ fn unsupported_configs_are_errors() {
         ("gemma3_text", "sliding_window_pattern", json!(0), "`sliding_window_pattern` is 0"),
         ("gemma3_text", "sliding_window_pattern", json!(-6), "sliding_window_pattern"),
         ("gemma3_text", "final_logit_softcapping", json!(-30.0), "final_logit_softcapping"),
-        ("gemma3_text", "use_bidirectional_attention", json!(true), "see later ones"),
+        ("bert", "is_decoder", json!(true), "BERT is an encoder"),
+        ("bert", "add_cross_attention", json!(true), "BERT is an encoder"),
+        ("bert", "position_embedding_type", json!("relative_key"), "can only be `absolute`"),
+        ("bert", "type_vocab_size", json!(0), "`type_vocab_size` is 0"),
+        ("bert", "hidden_act", json!("relu6"), "known: silu"),
         ("gemma3_text", "rope_local_base_freq", json!(-1.0), ""),
         ("gemma3_text", "rope_parameters", json!({"sliding_attention": {"rope_theta": 0.0}}), "rope_theta"),
         (

@@ -139,7 +139,7 @@ const MUST_WHISPER: &[&str] = &[
 ];
 
 /// All folders of recordings.
-const VERSIONS: [&str; 11] = [
+const VERSIONS: [&str; 12] = [
     "4.47.1",
     "5.23.0",
     "5.23.0-rope",
@@ -149,6 +149,7 @@ const VERSIONS: [&str; 11] = [
     "5.23.0-states",
     "5.23.0-gemma4",
     "5.23.0-embeddings",
+    "5.23.0-adapters",
     "5.23.0-multimodal",
     "5.23.0-whisper",
 ];

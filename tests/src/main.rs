@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod adapters;
 mod architectures;
 mod assisted;
 mod beams;

@@ -58,6 +58,7 @@ pub(crate) fn fixtures_of(name: &str) -> PathBuf {
         "5.23.0-states",
         "5.23.0-gemma4",
         "5.23.0-multimodal",
+        "5.23.0-embeddings",
     ]
     .map(fixtures);
     let found = folders.into_iter().find(|folder| folder.join("models").join(name).is_dir());

@@ -64,6 +64,7 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 /// Applies the options in `place` to the builder of a model.
 pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
     let model = model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory);
+    let model = place.lora.iter().fold(model, |model, (folder, scale)| model.adapter(folder, *scale));
     model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
 }
 

@@ -1,5 +1,7 @@
 //! Parsers for values of options.
 
+use std::path::PathBuf;
+
 use kiln::Mixture;
 
 /// Parses a number of bytes such as `800MB`, `6GiB`, `1.5g` or a plain number.
@@ -32,4 +34,12 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
 /// Parses the name of a mixture of number formats.
 pub(crate) fn mixture(name: &str) -> Result<Mixture, String> {
     Mixture::parse(name).map_err(|e| e.to_string())
+}
+
+/// Parses `DIR[=SCALE]`, the folder of an adapter and a factor of its changes.
+pub(crate) fn adapter(text: &str) -> Result<(PathBuf, f32), String> {
+    match text.rsplit_once('=').map(|(folder, scale)| (folder, scale.parse::<f32>())) {
+        Some((folder, Ok(scale))) if scale.is_finite() => Ok((folder.into(), scale)),
+        _ => Ok((text.into(), 1.0)),
+    }
 }

@@ -1,5 +1,7 @@
 //! Options of all commands that load a model: device, number types and memory.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use kiln::{DtypeChoice, Mixture, device::DeviceName, expert::kernels::Choice};
 
@@ -40,6 +42,10 @@ pub(crate) struct PlaceArgs {
     /// they are among the N.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) offload_experts: Option<usize>,
+    /// Change the model by a LoRA adapter, a folder as peft saves it, with its changes times SCALE [default: 1];
+    /// may be given several times
+    #[arg(long, value_name = "DIR[=SCALE]", value_parser = parse::adapter)]
+    pub(crate) lora: Vec<(PathBuf, f32)>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,

@@ -33,6 +33,27 @@ pub enum Logits<'a> {
     Alignment(&'a [(usize, usize)]),
 }
 
+/// A change of a matrix: it becomes itself plus `b a` (LoRA; Hu et al., 2021,
+/// <https://arxiv.org/abs/2106.09685>).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRank {
+    /// Rows of `a`, and columns of `b`.
+    pub rank: usize,
+    /// `[rank, in]`
+    pub a: Vec<f32>,
+    /// `[out, rank]`, with its factor.
+    pub b: Vec<f32>,
+}
+
+/// Changes of matrices by the names of their modules.
+pub trait LowRankSource {
+    /// Takes the change of the matrix `[out, in]` of a module; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a change of a matrix of another shape.
+    fn take(&mut self, module: &str, shape: [usize; 2]) -> Result<Option<LowRank>>;
+}
+
 /// Sizes of weights in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
@@ -190,6 +211,16 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         _device: &Device,
     ) -> Vec<(Tensor<3>, Tensor<3>)> {
         Vec::new()
+    }
+
+    /// Returns the model with these changes, which shares all other weights. `merges`: dense matrices are
+    /// replaced by their sums with the changes; otherwise, and for packed ones, changes are products of their
+    /// own.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the model takes no changes; the errors of `source`.
+    fn adapted(&self, _source: &mut dyn LowRankSource, _merges: bool) -> Result<Box<dyn CausalModel>> {
+        Err(Error::Setting { name: "adapter", why: "is for models of text, and this is another".to_owned() })
     }
 
     /// Feeds `batch`, and returns logits `[rows, 1 or tokens, vocab]` in float32; see [`Logits`] for other

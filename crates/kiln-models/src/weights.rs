@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, host_data};
-use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
+use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use, product};
 
 /// Reads a tensor at once, for experts in host memory.
 #[cfg(not(target_family = "wasm"))]
@@ -190,6 +190,25 @@ impl Rows {
     /// Device of the first block, which is that of all.
     pub(crate) fn device(&self) -> Option<Device> {
         self.blocks.first().map(Matrix::device)
+    }
+
+    /// Number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.blocks.first().map_or(0, Matrix::columns)
+    }
+
+    /// Returns the sum with the product of `b` `[rows, rank]` and `a` `[rank, columns]`, both in float32;
+    /// `None` for packed numbers.
+    pub(crate) fn plus_product(&self, b: &Tensor<2>, a: &Tensor<2>) -> Option<Self> {
+        let mut first = 0;
+        let sum = |block: &Matrix| {
+            let Matrix::Dense(numbers) = block else { return None };
+            let rows = b.clone().narrow(0, first, block.rows());
+            first += block.rows();
+            let sum = numbers.clone().cast(DType::F32) + product(rows, a.clone());
+            Some(Matrix::Dense(sum.cast(numbers.dtype())))
+        };
+        Some(Self { blocks: self.blocks.iter().map(sum).collect::<Option<_>>()? })
     }
 
     /// Looks up the rows with the indices `ids` `[batch, tokens]`, as `[batch, tokens, width]`.

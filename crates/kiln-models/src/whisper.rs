@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Result,
     batch::Batch,
-    model::{CausalModel, FeatureShape, Logits, WeightBytes},
+    model::{CausalModel, FeatureShape, Logits, LowRankSource, WeightBytes},
     model_cache::Pass,
     need::LayerNeed,
 };
@@ -187,7 +187,7 @@ impl Configured for WhisperConfig {
 }
 
 /// A decoder with an encoder, which runs once, before the first tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct EncoderDecoder {
     encoder: AudioEncoder,
     decoder: Decoder,
@@ -246,6 +246,13 @@ impl CausalModel for EncoderDecoder {
 
     fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
         self.decoder.head(hidden)
+    }
+
+    fn adapted(&self, source: &mut dyn LowRankSource, merges: bool) -> Result<Box<dyn CausalModel>> {
+        let mut model = self.clone();
+        let linears = model.encoder.linears().into_iter().chain(model.decoder.linears());
+        linears.into_iter().try_for_each(|linear| linear.adapt(source, merges))?;
+        Ok(Box::new(model))
     }
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {

@@ -27,7 +27,7 @@ pub(crate) fn no_config(source: &dyn Source) -> Error {
     let why = if has(is_called_gguf) {
         "holds GGUF files; give the name of one of them".to_owned()
     } else if has(|name| name == "adapter_config.json") {
-        "holds an adapter (adapter_config.json), not a model; merge it into its base model first".to_owned()
+        "holds an adapter (adapter_config.json), not a model; name its base model, and the adapter with `--lora`".to_owned()
     } else if has(|name| name == "params.json") {
         format!("holds a model in its makers' own format (params.json); {WANTED}")
     } else {

@@ -22,6 +22,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+mod adapter;
 mod convert;
 mod decode;
 pub(crate) mod foreign;
@@ -36,6 +37,7 @@ mod settle;
 mod upload;
 mod view;
 
+pub use adapter::Adapter;
 pub use loader::Loader;
 #[cfg(not(target_family = "wasm"))]
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};

@@ -178,7 +178,7 @@ impl AttentionConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Attention {
     /// `q_proj`, `k_proj`, `v_proj` and the projection to gates, stacked.
     qkv_proj: Linear,
@@ -232,6 +232,11 @@ impl Attention {
             .zip(qkv_proj.device())
             .map(|(eps, device)| Norm::plain(value_dim, eps, (&device, qkv_proj.dtype())));
         Ok(Self { qkv_proj, o_proj, head_norms, value_norm, sinks, config: *config })
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.qkv_proj, &mut self.o_proj].into()
     }
 
     pub(crate) fn bytes(&self) -> usize {

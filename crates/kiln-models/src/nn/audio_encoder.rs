@@ -51,7 +51,7 @@ impl AudioEncoderConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AudioEncoder {
     /// Two convolutions over three neighbouring frames. The second has a stride of 2.
     convolutions: [Linear; 2],
@@ -92,6 +92,11 @@ impl AudioEncoder {
         };
         let layers = blocks.blocks.iter().enumerate().map(block).collect::<Result<_>>()?;
         Ok(Self { convolutions, embed_positions, layers, norm, config: config.clone() })
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        self.layers.iter_mut().flat_map(Block::linears).collect()
     }
 
     pub(crate) fn bytes(&self) -> usize {

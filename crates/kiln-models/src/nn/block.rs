@@ -128,7 +128,7 @@ impl BlockConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum Mixer {
     Attention(Attention),
@@ -138,7 +138,7 @@ enum Mixer {
     Hybrid(Hybrid),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum FeedForward {
     Dense(Mlp),
@@ -147,7 +147,7 @@ enum FeedForward {
 }
 
 /// A feed-forward and a mixture of experts side by side.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Beside {
     mlp: Mlp,
     experts: Experts,
@@ -157,7 +157,7 @@ struct Beside {
 
 /// The input of a block that follows from the tokens and the block's number, with its projections
 /// (per-layer embeddings).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PerLayerInput {
     gate: Linear,
     activation: Activation,
@@ -166,14 +166,14 @@ struct PerLayerInput {
 }
 
 /// Attention to the output of an encoder, with its norm.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct NormedCrossAttention {
     norm: Norm,
     attention: CrossAttention,
 }
 
 /// A feed-forward with its norms.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct NormedFeedForward {
     input_norm: Option<Norm>,
     feed_forward: FeedForward,
@@ -181,7 +181,7 @@ struct NormedFeedForward {
     norm: Option<Norm>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Block {
     input_norm: Option<Norm>,
     /// `None` if the block is only a feed-forward.
@@ -477,6 +477,28 @@ impl Block {
             Some(norm) if self.norms_sums => Ok(norm.forward(feed(Some(x))?, kernels)),
             Some(norm) => Ok(x + self.scaled(norm.forward(feed(None)?, kernels))),
         }
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        let mixer = match &mut self.mixer {
+            Some(Mixer::Attention(attention)) => attention.linears(),
+            Some(Mixer::SharedAttention(attention)) => attention.linears(),
+            Some(Mixer::Latent(attention)) => attention.linears(),
+            Some(Mixer::State(state)) => state.linears(),
+            Some(Mixer::Hybrid(hybrid)) => hybrid.linears(),
+            None => Vec::new(),
+        };
+        let cross_attention = self.cross_attention.iter_mut().flat_map(|cross| cross.attention.linears());
+        let feed_forward = self.feed_forward.iter_mut().flat_map(|normed| match &mut normed.feed_forward {
+            FeedForward::Dense(mlp) => mlp.linears(),
+            FeedForward::Experts(experts) => experts.linears(),
+            FeedForward::Beside(Beside { mlp, experts, .. }) => {
+                mlp.linears().into_iter().chain(experts.linears()).collect()
+            }
+        });
+        let per_layer = self.per_layer.iter_mut().flat_map(|own| [&mut own.gate, &mut own.projection]);
+        mixer.into_iter().chain(cross_attention).chain(feed_forward).chain(per_layer).collect()
     }
 
     /// Returns the size of the weights in bytes.

@@ -18,7 +18,7 @@ use crate::Weights;
 
 /// Cross-attention in which every token sees all encoded positions. Keys and values are computed once and
 /// kept.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CrossAttention {
     q_proj: Linear,
     /// `k_proj` and `v_proj`, stacked.
@@ -42,6 +42,11 @@ impl CrossAttention {
             o_proj: Linear::load(weights, &part(o_name), [mixed, hidden], o_bias)?,
             config: *config,
         })
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.q_proj, &mut self.kv_proj, &mut self.o_proj].into()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -81,7 +86,7 @@ impl CrossAttention {
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
-        let shape = AttentionShape { scale, softcap, window: None, causal: false, latent: false };
+        let shape = AttentionShape { scale, softcap, window: None, causal: false, end: None, latent: false };
         let queries =
             self.q_proj.forward(x, kernels).reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
         let wanted = places.aligned.iter().filter(|(of, _)| *of == layer);

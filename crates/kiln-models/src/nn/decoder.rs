@@ -9,7 +9,7 @@ use kiln_core::{
     Error, Result,
     batch::Batch,
     layer::RowPosition,
-    model::{CausalModel, ExpertTraffic, Logits, WeightBytes},
+    model::{CausalModel, ExpertTraffic, Logits, LowRankSource, WeightBytes},
     model_cache::Pass,
     need::LayerNeed,
     read_back::moved,
@@ -395,7 +395,7 @@ pub(crate) const PER_LAYER: [&str; 3] =
     ["embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"];
 
 /// See [`PerLayerConfig`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PerLayerEmbeddings {
     /// `[vocab, blocks · width]`
     table: Rows,
@@ -438,7 +438,7 @@ impl PerLayerEmbeddings {
 }
 
 /// See [`TextEncoderConfig`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct TextEncoderParts {
     /// Embedding of the first type of tokens, `[1, 1, hidden]`.
     of_type: Tensor<3>,
@@ -463,7 +463,7 @@ impl TextEncoderParts {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Decoder {
     embed_tokens: Rows,
     /// Learned positions `[positions, hidden]`.
@@ -628,6 +628,12 @@ impl CausalModel for Decoder {
         self.config.sizes.tied
     }
 
+    fn adapted(&self, source: &mut dyn LowRankSource, merges: bool) -> Result<Box<dyn CausalModel>> {
+        let mut decoder = self.clone();
+        decoder.linears().into_iter().try_for_each(|linear| linear.adapt(source, merges))?;
+        Ok(Box::new(decoder))
+    }
+
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let (ropes, kernels) = (self.config.ropes.as_ref(), self.placement.first());
         let mut places = self.placement.map(|kernels| Places::new(batch, ropes, pass, kernels.device()));
@@ -712,6 +718,13 @@ impl CausalModel for Decoder {
 }
 
 impl Decoder {
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        let per_layer = self.per_layer.iter_mut().map(|own| &mut own.projection);
+        let blocks = self.layers.iter_mut().flat_map(Block::linears);
+        blocks.chain(per_layer).chain(&mut self.lm_head).collect()
+    }
+
     /// Number of block `i` in the checkpoint.
     fn number(&self, i: usize) -> usize {
         self.config.numbers.as_ref().and_then(|numbers| numbers.get(i).copied()).unwrap_or(i)

@@ -56,7 +56,7 @@ impl DeltaNetConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeltaNet {
     /// Projections to queries, keys, values, gate, gains and step sizes, stacked.
     in_proj: Linear,
@@ -99,6 +99,14 @@ impl DeltaNet {
 }
 
 impl StateMixer for DeltaNet {
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.in_proj, &mut self.out_proj].into()
+    }
+
+    fn cloned(&self) -> Box<dyn StateMixer> {
+        Box::new(self.clone())
+    }
+
     fn bytes(&self) -> usize {
         let heads = self.heads.shape().num_elements() * self.heads.dtype().size();
         self.in_proj.bytes() + self.conv.bytes() + heads + self.norm.bytes() + self.out_proj.bytes()

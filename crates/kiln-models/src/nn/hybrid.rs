@@ -7,6 +7,7 @@ use kiln_kernels::Kernels;
 
 use super::{
     attention::{Attention, AttentionConfig},
+    linear::Linear,
     mamba2::{Mamba2, Mamba2Config},
     norm::{NormKind, Normed},
     places::Places,
@@ -28,7 +29,7 @@ impl HybridConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Hybrid {
     attention: Attention,
     mamba: Mamba2,
@@ -47,6 +48,11 @@ impl Hybrid {
             attention: Attention::load(weights, attention, &config.attention, norm)?,
             mamba: Mamba2::load(weights, mamba, config.mamba, dtype)?,
         })
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        self.attention.linears().into_iter().chain(self.mamba.linears()).collect()
     }
 
     pub(crate) fn bytes(&self) -> usize {

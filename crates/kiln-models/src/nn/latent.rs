@@ -60,7 +60,7 @@ impl LatentConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LatentAttention {
     /// Projections to queries, or to the vectors that they are products of, and to the latent and the rotated
     /// key, stacked.
@@ -118,6 +118,13 @@ impl LatentAttention {
             o_proj: Linear::load(weights, &part("o_proj"), [heads * value_dim, hidden], bias)?,
             config,
         })
+    }
+
+    /// The projections that an adapter may change. Those of latents to keys and values are none: they are
+    /// part of queries and outputs.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        let queries = self.queries.as_mut().map(|(_, linear)| linear);
+        [&mut self.in_proj, &mut self.o_proj].into_iter().chain(queries).collect()
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -1,6 +1,9 @@
 //! A linear projection, `y = x Wᵀ + b`.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use kiln_core::model::{LowRank, LowRankSource};
 use kiln_kernels::{Kernels, NormedLinear, Then};
 
 use super::norm::{Norm, Normed};
@@ -13,6 +16,19 @@ pub(crate) struct Linear {
     bias: Option<Tensor<1>>,
     /// Factors of the results, in float32, `[1, 1, out]`.
     factors: Option<Tensor<3>>,
+    /// Modules of the checkpoint that are stacked here, with their numbers of results.
+    modules: Arc<[(String, usize)]>,
+    /// Changes of the matrix that are products of their own.
+    changes: Vec<Change>,
+}
+
+/// A low-rank change of a matrix.
+#[derive(Clone, Debug)]
+struct Change {
+    /// `[rank, in]`
+    a: Rows,
+    /// `[out, rank]`
+    b: Rows,
 }
 
 /// Factors around a projection with `N` parts, such as queries, keys and values, and of the projection after
@@ -85,12 +101,61 @@ impl Linear {
                 biases.into_iter().map(|bias| bias.unwrap_or_else(zeros)).collect();
             if biases.len() == 1 { biases.remove(0) } else { Tensor::cat(biases, 0) }
         });
-        Ok(Self::new(weight, bias))
+        let modules = parts.iter().map(|(name, output)| ((*name).to_owned(), *output)).collect();
+        Ok(Self { modules, ..Self::new(weight, bias) })
     }
 
     /// Creates a projection from `weight` `[out, in]` and `bias`.
     pub(crate) fn new(weight: Rows, bias: Option<Tensor<1>>) -> Self {
-        Self { weight, bias, factors: None }
+        Self { weight, bias, factors: None, modules: Arc::new([]), changes: Vec::new() }
+    }
+
+    /// Changes the matrix by what `source` has for its modules. `merges`: a dense matrix is replaced.
+    ///
+    /// # Errors
+    /// The errors of [`LowRankSource::take`].
+    pub(crate) fn adapt(&mut self, source: &mut dyn LowRankSource, merges: bool) -> kiln_core::Result<()> {
+        let inputs = self.weight.columns();
+        let outputs: usize = self.modules.iter().map(|(_, rows)| rows).sum();
+        let (mut first, mut found) = (0, Vec::new());
+        for (module, rows) in &*self.modules {
+            if let Some(change) = source.take(module, [*rows, inputs])? {
+                found.push((first, change));
+            }
+            first += rows;
+        }
+        let rank: usize = found.iter().map(|(_, change)| change.rank).sum();
+        let Some(device) = self.weight.device().filter(|_| rank > 0) else { return Ok(()) };
+        // Each module sees its own numbers alone.
+        let (mut a, mut b) = (Vec::with_capacity(rank * inputs), vec![0.0; outputs * rank]);
+        let mut before = 0;
+        for (first, LowRank { rank: own, a: of_module, b: rows }) in found {
+            a.extend(of_module);
+            for (i, row) in rows.chunks(own).enumerate() {
+                b[(first + i) * rank + before..][..own].copy_from_slice(row);
+            }
+            before += own;
+        }
+        let on_device = |numbers: Vec<f32>, shape: [usize; 2]| {
+            Tensor::<2>::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
+        };
+        let (a, b) = (on_device(a, [rank, inputs]), on_device(b, [outputs, rank]));
+        match self.weight.plus_product(&b, &a).filter(|_| merges) {
+            Some(sum) => self.weight = sum,
+            None => {
+                let dtype = self.dtype();
+                self.changes.push(Change { a: a.cast(dtype).into(), b: b.cast(dtype).into() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the results of all changes to `y`.
+    fn changed(&self, y: Tensor<3>, x: &Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        self.changes.iter().fold(y, |y, Change { a, b }| {
+            let low = a.project(x.clone(), None, None, kernels);
+            b.project(low, None, Some(y), kernels)
+        })
     }
 
     /// Multiplies vectors by `input` before the projection, and the results by the factors in `parts`, given
@@ -121,7 +186,8 @@ impl Linear {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
         let factors =
             self.factors.as_ref().map_or(0, |factors| factors.shape().num_elements() * size_of::<f32>());
-        self.weight.bytes() + bias + factors
+        let changes: usize = self.changes.iter().map(|Change { a, b }| a.bytes() + b.bytes()).sum();
+        self.weight.bytes() + bias + factors + changes
     }
 
     /// Projects `x`.
@@ -129,7 +195,8 @@ impl Linear {
     /// # Shapes
     /// `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let y = self.weight.project(x, self.bias.as_ref(), None, kernels);
+        let y = self.weight.project(x.clone(), self.bias.as_ref(), None, kernels);
+        let y = self.changed(y, &x, kernels);
         match &self.factors {
             Some(factors) => {
                 let dtype = y.dtype();
@@ -144,6 +211,9 @@ impl Linear {
         let (Some(Norm::Rms { weight: scale, eps, order }), None) = (normed.norm, &self.factors) else {
             return None;
         };
+        if !self.changes.is_empty() {
+            return None;
+        }
         let fused = NormedLinear {
             x: normed.x.clone(),
             scale: scale.clone(),
@@ -167,7 +237,10 @@ impl Linear {
         match (residual, &self.factors) {
             (Some(residual), Some(_)) => residual + self.forward(x, kernels),
             (None, Some(_)) => self.forward(x, kernels),
-            (residual, None) => self.weight.project(x, self.bias.as_ref(), residual, kernels),
+            (residual, None) => {
+                let y = self.weight.project(x.clone(), self.bias.as_ref(), residual, kernels);
+                self.changed(y, &x, kernels)
+            }
         }
     }
 }

@@ -56,7 +56,7 @@ impl MambaConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mamba {
     /// Projection to the mixer's input and to the gate.
     in_proj: Linear,
@@ -120,6 +120,14 @@ impl Mamba {
 }
 
 impl StateMixer for Mamba {
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.in_proj, &mut self.x_proj, &mut self.dt_proj, &mut self.out_proj].into()
+    }
+
+    fn cloned(&self) -> Box<dyn StateMixer> {
+        Box::new(self.clone())
+    }
+
     fn bytes(&self) -> usize {
         let linears = [&self.in_proj, &self.x_proj, &self.dt_proj, &self.out_proj];
         let norms = self.norms.iter().flatten().map(Norm::bytes).sum::<usize>();

@@ -65,7 +65,7 @@ impl Mamba2Config {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mamba2 {
     /// Projection to gate, values, keys, queries and step sizes.
     in_proj: Linear,
@@ -117,6 +117,14 @@ impl Mamba2 {
 }
 
 impl StateMixer for Mamba2 {
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.in_proj, &mut self.out_proj].into()
+    }
+
+    fn cloned(&self) -> Box<dyn StateMixer> {
+        Box::new(self.clone())
+    }
+
     fn bytes(&self) -> usize {
         let numbers = 3 + 2 * usize::from(self.limits.is_some());
         let heads = numbers * self.config.heads * size_of::<f32>();
@@ -183,7 +191,7 @@ impl StateMixer for Mamba2 {
 }
 
 /// An RMSNorm of vectors in groups.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct GroupNorm {
     /// The norm of a group; without weights if there are several.
     norm: Norm,

@@ -120,6 +120,11 @@ impl Mlp {
         Ok(Self { up_proj, between: Between::Activation(activation), down_proj })
     }
 
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.up_proj, &mut self.down_proj].into()
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.up_proj.bytes() + self.down_proj.bytes()
     }

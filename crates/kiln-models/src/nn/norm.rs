@@ -27,7 +27,7 @@ impl NormKind {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are a few in each block")]
 pub(crate) enum Norm {
     Rms { weight: Tensor<1>, eps: f64, order: NormOrder },

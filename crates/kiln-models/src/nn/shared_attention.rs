@@ -13,7 +13,7 @@ use super::{
 };
 use crate::Weights;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SharedAttention {
     q_proj: Linear,
     q_norm: Option<Norm>,
@@ -38,6 +38,11 @@ impl SharedAttention {
         };
         let o_proj = Linear::load(weights, &part(o_name), [heads * value_dim, hidden], o_bias)?;
         Ok(Self { q_proj, q_norm, o_proj, config: *config })
+    }
+
+    /// The projections that an adapter may change.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.q_proj, &mut self.o_proj].into()
     }
 
     pub(crate) fn bytes(&self) -> usize {

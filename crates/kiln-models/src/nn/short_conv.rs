@@ -28,7 +28,7 @@ impl ShortConvConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ShortConv {
     /// Projection to `B`, `C` and `x`.
     in_proj: Linear,
@@ -58,6 +58,14 @@ impl ShortConv {
 }
 
 impl StateMixer for ShortConv {
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        [&mut self.in_proj, &mut self.out_proj].into()
+    }
+
+    fn cloned(&self) -> Box<dyn StateMixer> {
+        Box::new(self.clone())
+    }
+
     fn bytes(&self) -> usize {
         self.in_proj.bytes() + self.conv.bytes() + self.out_proj.bytes()
     }

@@ -11,7 +11,10 @@ use kiln_core::{
 };
 use kiln_kernels::{CausalConv, Kernels, MatrixScan};
 
-use super::places::{Frame, Places};
+use super::{
+    linear::Linear,
+    places::{Frame, Places},
+};
 use crate::{Part, Weights};
 
 /// A mixer whose memory does not grow with the tokens.
@@ -31,6 +34,18 @@ pub(crate) trait StateMixer: Debug + Send + Sync {
 
     /// Returns the size of the weights in bytes.
     fn bytes(&self) -> usize;
+
+    /// The projections that an adapter may change.
+    fn linears(&mut self) -> Vec<&mut Linear>;
+
+    /// Returns another mixer with the same weights.
+    fn cloned(&self) -> Box<dyn StateMixer>;
+}
+
+impl Clone for Box<dyn StateMixer> {
+    fn clone(&self) -> Self {
+        (**self).cloned()
+    }
 }
 
 /// The parts of a recurrent layer during a pass, with their frames.
@@ -116,7 +131,7 @@ impl<'a, const N: usize> States<'a, N> {
 }
 
 /// A causal convolution of each channel.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Convolution {
     /// `[channels, width]`
     weight: Tensor<2>,

@@ -131,6 +131,11 @@ impl Case {
         }
     }
 
+    /// Returns the name of the adapter, a folder in `adapters`.
+    pub(super) fn adapter(&self) -> Option<&str> {
+        self.kwargs.get("adapter").and_then(Value::as_str)
+    }
+
     /// Returns the name of the draft model.
     pub(super) fn draft(&self) -> Option<&str> {
         self.kwargs.get("assistant_model").and_then(Value::as_str)
@@ -204,7 +209,7 @@ fn known(cache: &str) -> Option<&'static str> {
 fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
         (
-            "use_cache" | "eos_token_id" | "prefix" | "max_cache_len" | "window_length" | "num_sink_tokens",
+            "adapter" | "use_cache" | "eos_token_id" | "prefix" | "max_cache_len" | "window_length" | "num_sink_tokens",
             _,
         ) => None,
         (

@@ -44,6 +44,10 @@ impl Folder {
         self.path.join("models").join(name)
     }
 
+    pub(super) fn adapter(&self, name: &str) -> PathBuf {
+        self.path.join("adapters").join(name)
+    }
+
     /// Whether transformers 4.47 made the recording.
     pub(super) fn is_4_47(&self) -> bool {
         self.transformers.starts_with("4.47")

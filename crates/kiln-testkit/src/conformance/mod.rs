@@ -135,13 +135,14 @@ impl Setup {
     }
 
     /// Loads the model of `folder` in float32, the type in which the recordings were computed.
-    fn load(&self, folder: &Path) -> kiln::Result<Model> {
+    fn load(&self, folder: &Path, adapter: Option<&Path>) -> kiln::Result<Model> {
         let model = Model::builder(folder).opened(self.device.clone()).kernels(self.kernels);
         let has_experts = || Ok(configure(&ConfigFile::read(folder)?)?.sizes().experts.is_some());
         let resident = match self.resident_experts {
             Some(resident) if has_experts()? => Some(resident),
             _ => None,
         };
+        let model = adapter.into_iter().fold(model, |model, adapter| model.adapter(adapter, 1.0));
         model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load()
     }
 }
@@ -196,9 +197,11 @@ fn run_case(
         (named, Some(other)) if named == "dynamic" => other.to_string(),
         (named, _) => named,
     };
-    if loaded.as_ref().is_none_or(|(name, _)| *name != case.model) {
-        match setup.load(&folder.model(&case.model)) {
-            Ok(model) => *loaded = Some((case.model.clone(), model)),
+    let adapter = case.adapter().map(|name| folder.adapter(name));
+    let key = format!("{}{}", case.model, case.adapter().unwrap_or_default());
+    if loaded.as_ref().is_none_or(|(name, _)| *name != key) {
+        match setup.load(&folder.model(&case.model), adapter.as_deref()) {
+            Ok(model) => *loaded = Some((key, model)),
             Err(error) => return (cache, outcome(Err(error.into()))),
         }
     }
@@ -212,7 +215,7 @@ fn run_case(
         (Some((_, model)), Ok(plan)) if case.wave.is_some() => transcribe::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if !case.prompt.is_empty() => encoder::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {
-            let draft = case.draft().map(|name| setup.load(&folder.model(name))).transpose();
+            let draft = case.draft().map(|name| setup.load(&folder.model(name), None)).transpose();
             draft
                 .map_err(Mismatch::from)
                 .and_then(|draft| generate::run(folder, case, model, draft.as_ref(), plan))

@@ -39,7 +39,7 @@ pub(super) fn turns_on_a_rounding(
     };
     for seed in 1..=SEEDS {
         let changed = Changed::new(folder, &case.model, seed)?;
-        let other = generate::logits(folder, case, &setup.load(&changed.0)?, plan)?;
+        let other = generate::logits(folder, case, &setup.load(&changed.0, None)?, plan)?;
         let changes = ours.iter().zip(&other).take(step + 1).map(|(a, b)| off(a, b));
         let change = changes.fold(0.0, f64::max);
         if change > TOLERANCE {

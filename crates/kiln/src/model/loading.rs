@@ -5,7 +5,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use kiln_core::{
     source::{MemorySource, Source},
     stages::Stages,
 };
+
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
     Arithmetic, Choice, Kernels, PackedLayout, Placement, Use,
@@ -25,7 +26,7 @@ use kiln_kernels::{
 };
 use kiln_models::{
     ConfigFile, Configured, LoadTarget, Mixture, RandomWeights, Sizes,
-    checkpoint::{Checkpoint, Loader},
+    checkpoint::{Adapter, Checkpoint, Loader},
     configure, count_elements,
 };
 use kiln_weights::Format;
@@ -131,6 +132,8 @@ pub struct ModelBuilder<'a> {
     resident_experts: Option<usize>,
     self_test: SelfTest,
     tokens: usize,
+    /// Folders of adapters, with their scales.
+    adapters: Vec<(PathBuf, f32)>,
 }
 
 /// The source of the weights.
@@ -176,6 +179,7 @@ impl<'a> ModelBuilder<'a> {
             resident_experts: None,
             self_test: SelfTest::default(),
             tokens: 0,
+            adapters: Vec::new(),
         }
     }
 
@@ -318,6 +322,14 @@ impl<'a> ModelBuilder<'a> {
         Self { resident_experts: resident.into(), ..self }
     }
 
+    /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
+    /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several adapters
+    /// add up. For adapters that share a model, see [`Model::with_adapter`].
+    pub fn adapter(mut self, folder: impl Into<PathBuf>, scale: f32) -> Self {
+        self.adapters.push((folder.into(), scale));
+        self
+    }
+
     /// Sets the minimum length of a sequence in tokens: without memory for it, loading fails before the
     /// weights are read. Default: 1.
     pub fn tokens(self, tokens: usize) -> Self {
@@ -346,12 +358,38 @@ impl<'a> ModelBuilder<'a> {
                 on_progress(progress);
             }
         };
-        let mut loaded = match &self.weights {
-            WeightSource::Random(config) => self.make_up(config, &devices)?,
-            _ => self.load_checkpoint(self.checkpoint()?, &devices, &mut on_progress)?,
+        let (mut loaded, adapters) = match &self.weights {
+            WeightSource::Random(config) => {
+                let adapters = self.read_adapters(&*configure(config)?)?;
+                (self.make_up(config, &devices)?, adapters)
+            }
+            _ => {
+                let checkpoint = self.checkpoint()?;
+                let adapters = self.read_adapters(&*configure(&checkpoint.config)?)?;
+                (self.load_checkpoint(checkpoint, &devices, &mut on_progress)?, adapters)
+            }
         };
+        for adapter in adapters {
+            loaded.adapt(adapter, true)?;
+        }
         loaded.load_time = started.elapsed();
         Ok(Model { loaded: Arc::new(loaded) })
+    }
+
+    /// Reads the adapters before the long work.
+    #[cfg(not(target_family = "wasm"))]
+    fn read_adapters(&self, configured: &dyn Configured) -> Result<Vec<Adapter>> {
+        let names = configured.tensor_names();
+        let read = |(folder, scale): &(PathBuf, f32)| {
+            Adapter::read(&kiln_core::files::FolderSource::new(folder), &names, *scale)
+        };
+        self.adapters.iter().map(read).collect()
+    }
+
+    /// Adapters are folders, which browsers do not have.
+    #[cfg(target_family = "wasm")]
+    fn read_adapters(&self, _: &dyn Configured) -> Result<Vec<Adapter>> {
+        Ok(Vec::new())
     }
 
     /// Compares some blocks of the model and its head on the device with the same blocks on the CPU: each
@@ -497,11 +535,13 @@ impl<'a> ModelBuilder<'a> {
             name: name_of(&checkpoint.folder),
             sizes: configured.sizes(),
             captures: stages.iter().all(|stage| stage.captures),
-            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), claim)),
+            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), Arc::new(claim))),
+            adapters: Vec::new(),
+            tensor_names: configured.tensor_names(),
             placement,
             dtype,
             tokenizer: tokenizer.map(Arc::new),
-            token_table: Mutex::default(),
+            token_table: Arc::default(),
             generation,
             speech,
             embedding,
@@ -510,7 +550,7 @@ impl<'a> ModelBuilder<'a> {
             fingerprint: Some(checkpoint.fingerprint()?),
             parameters,
             load_time: Duration::ZERO,
-            told: AtomicBool::new(false),
+            told: Arc::default(),
         })
     }
 
@@ -557,11 +597,13 @@ impl<'a> ModelBuilder<'a> {
             name: "random".to_owned(),
             sizes: configured.sizes(),
             captures: stages.iter().all(|stage| stage.captures),
-            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), claim)),
+            stages: stages.zip(claims, |stage, claim| (stage.device.clone(), Arc::new(claim))),
+            adapters: Vec::new(),
+            tensor_names: configured.tensor_names(),
             placement,
             dtype,
             tokenizer: None,
-            token_table: Mutex::default(),
+            token_table: Arc::default(),
             generation: GenerationConfig::default(),
             speech: None,
             embedding: Ok(EmbeddingConfig::default()),
@@ -570,7 +612,7 @@ impl<'a> ModelBuilder<'a> {
             fingerprint: None,
             parameters: elements,
             load_time: Duration::ZERO,
-            told: AtomicBool::new(false),
+            told: Arc::default(),
         })
     }
 

@@ -19,9 +19,12 @@ use kiln_core::{
     model_cache::ModelCache,
     stages::Stages,
 };
+#[cfg(not(target_family = "wasm"))]
+use kiln_core::files::FolderSource;
 use kiln_generate::{ChatTemplates, Engine, Generating, GenerationConfig, TextStream, TokenTable, Tokenizer};
 use kiln_kernels::{Kernels, Placement, device::Opened};
-use kiln_models::Sizes;
+use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
+use sha2::{Digest, Sha256};
 
 pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, LoadProgress, ModelBuilder};
@@ -41,18 +44,22 @@ pub struct Model {
     loaded: Arc<Loaded>,
 }
 
-/// The parts of a [`Model`].
+/// The parts of a [`Model`]. A clone shares the weights.
+#[derive(Clone)]
 struct Loaded {
     causal: Arc<dyn CausalModel>,
     name: String,
     sizes: Sizes,
     /// The device of each stage, and the claim to the memory of its weights.
-    stages: Stages<(Opened, Claim)>,
+    stages: Stages<(Opened, Arc<Claim>)>,
+    /// Claims to the memory of adapters.
+    adapters: Vec<Arc<Claim>>,
+    tensor_names: TensorNames,
     placement: Placement,
     dtype: DType,
     tokenizer: Option<Arc<Tokenizer>>,
     /// The tokenizer's table for grammars, after the first grammar was used.
-    token_table: Mutex<Option<Arc<TokenTable>>>,
+    token_table: Arc<Mutex<Option<Arc<TokenTable>>>>,
     generation: GenerationConfig,
     /// The folder's settings for transcription; `None` for a text model, and for random weights.
     speech: Option<SpeechConfig>,
@@ -68,7 +75,7 @@ struct Loaded {
     /// Whether steps may be captured and replayed.
     captures: bool,
     /// Whether the user was warned about settings of the folder that are not applied.
-    told: AtomicBool,
+    told: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Model {
@@ -77,6 +84,25 @@ impl fmt::Debug for Model {
             .field("name", &self.loaded.name)
             .field("sizes", &self.loaded.sizes)
             .finish_non_exhaustive()
+    }
+}
+
+impl Loaded {
+    /// Changes the weights by an adapter. `merges`: dense weights are replaced.
+    fn adapt(&mut self, mut adapter: Adapter, merges: bool) -> Result<()> {
+        let (_, claim) = self.stages.first();
+        let bytes = adapter.parameters() * self.dtype.size() as u64;
+        let claim = claim.budget().claim("the adapter", if merges { 0 } else { bytes })?;
+        let causal = self.causal.adapted(&mut adapter, merges)?;
+        adapter.finish()?;
+        self.causal = causal.into();
+        self.parameters += adapter.parameters();
+        self.adapters.push(Arc::new(claim));
+        if let Some(fingerprint) = &mut self.fingerprint {
+            let both = format!("{fingerprint}{}", adapter.fingerprint());
+            *fingerprint = Sha256::digest(both).iter().map(|byte| format!("{byte:02x}")).collect();
+        }
+        Ok(())
     }
 }
 
@@ -145,6 +171,29 @@ impl Model {
     /// ```
     pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'static> {
         Request::new(self.clone(), prompt.into())
+    }
+
+    /// Returns the model with a LoRA adapter, a folder as peft saves it. Both models share their weights, so
+    /// several adapters of one model take little memory, and each request is made with the model that it
+    /// needs. The changes of the adapter are multiplied by `scale`, 1 for the adapter as it was trained.
+    ///
+    /// ```no_run
+    /// let model = kiln::Model::load("path/to/model")?;
+    /// let formal = model.with_adapter("path/to/formal", 1.0)?;
+    /// println!("{} / {}", model.generate("Hi,").text()?, formal.generate("Hi,").text()?);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that is missing or damaged, an adapter of another model, and kinds of
+    /// adapters that are not computed; [`Error::OutOfMemory`].
+    #[cfg(not(target_family = "wasm"))]
+    pub fn with_adapter(&self, folder: impl AsRef<Path>, scale: f32) -> Result<Self> {
+        let source = FolderSource::new(folder.as_ref());
+        let mut loaded = (*self.loaded).clone();
+        let adapter = Adapter::read(&source, &loaded.tensor_names, scale)?;
+        loaded.adapt(adapter, false)?;
+        Ok(Self { loaded: Arc::new(loaded) })
     }
 
     /// Creates a request for the embeddings of texts, or of lists of tokens: a vector for each. Pooling,

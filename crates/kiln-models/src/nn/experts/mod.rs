@@ -4,6 +4,8 @@
 
 mod host;
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 use kiln_core::{Result, model::ExpertTraffic};
 use kiln_kernels::{
@@ -173,7 +175,7 @@ impl ExpertsConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Experts {
     router: Linear,
     /// Projections of hidden states to vectors for experts, and back.
@@ -182,7 +184,7 @@ pub(crate) struct Experts {
     correction: Option<Tensor<1>>,
     /// The norm of routed vectors, and a factor of the weights of each expert, in float32.
     routed: Option<(Norm, Tensor<1>)>,
-    experts: Placed,
+    experts: Arc<Placed>,
     shared: Option<SharedExpert>,
     config: ExpertsConfig,
 }
@@ -284,7 +286,7 @@ impl GateUp {
 }
 
 /// The expert that all tokens use. Its output is multiplied by the sigmoid of `gate`, if there is one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct SharedExpert {
     /// Gate `[1, hidden]`.
     gate: Option<Linear>,
@@ -367,14 +369,21 @@ impl Experts {
             correction: correction.transpose()?,
             routed: routed.transpose()?,
             shared: shared.transpose()?,
-            experts: match weights.resident_experts() {
+            experts: Arc::new(match weights.resident_experts() {
                 None => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
                 Some(resident) => {
                     Placed::InHostMemory(HostExperts::load(weights, of_all, resident, config, mlp)?)
                 }
-            },
+            }),
             config: *config,
         })
+    }
+
+    /// The projections that an adapter may change: those that are not of routed experts.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        let shared = self.shared.iter_mut().flat_map(|shared| shared.gate.iter_mut().chain(shared.mlp.linears()));
+        let latent = self.latent.iter_mut().flatten();
+        std::iter::once(&mut self.router).chain(latent).chain(shared).collect()
     }
 
     /// Returns the size of all weights in bytes, on the device and in host memory.
@@ -401,7 +410,7 @@ impl Experts {
 
     /// Returns the size in bytes of the experts in host memory.
     pub(crate) fn host_bytes(&self) -> usize {
-        match &self.experts {
+        match &*self.experts {
             Placed::OnDevice(_) => 0,
             Placed::InHostMemory(experts) => experts.bytes(),
         }
@@ -409,14 +418,14 @@ impl Experts {
 
     /// Returns the transfer statistics; `None` if no expert is in host memory.
     pub(crate) fn traffic(&self) -> Option<ExpertTraffic> {
-        match &self.experts {
+        match &*self.experts {
             Placed::OnDevice(_) => None,
             Placed::InHostMemory(experts) => Some(experts.traffic()),
         }
     }
 
     fn expert_bytes(&self) -> usize {
-        match &self.experts {
+        match &*self.experts {
             Placed::OnDevice(stacks) => {
                 let biases = stacks.biases.as_ref().map_or(0, Biases::bytes);
                 stacks.gate_up_proj.bytes() + stacks.down_proj.bytes() + biases
@@ -472,7 +481,7 @@ impl Experts {
             Some([into, _]) => into.forward(x, kernels),
             None => x,
         };
-        let x = match &self.experts {
+        let x = match &*self.experts {
             Placed::OnDevice(stacks) => stacks.forward(x, experts, kernels),
             Placed::InHostMemory(host) => host.forward(x, experts, kernels)?,
         };
