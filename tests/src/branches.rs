@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use kiln::{
     Completion, Error, Model, ModelBuilder, Offload, OnOutOfMemory, Plan, Request, Sequence, TokenId,
     device::Opened,
-    expert::{Logits, ModelCache, offload},
+    expert::{Logits, ModelCache, offload_all},
 };
 
 use crate::support::{Llama, TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
@@ -102,7 +102,7 @@ fn a_branch_can_be_truncated_to_its_start_and_beyond() {
                 feed(&mut branch, &more);
                 feed(&mut trunk, &more[..5]);
                 if moves {
-                    offload(&mut branch, Offload::All).unwrap();
+                    offload_all(&mut branch).unwrap();
                 }
                 branch.truncate(branch.seq_len() - back).unwrap();
                 let ids = [&prompt[..], &more].concat();
@@ -308,7 +308,7 @@ fn branches_copy_short_prompts_and_claim_their_memory() {
         assert_eq!(budget.used() - weights, all as u64, "{device}");
         // A claim ends when its data is moved to the host.
         drop(branches);
-        offload(&mut loaded, Offload::All).unwrap();
+        offload_all(&mut loaded).unwrap();
         feed(&mut loaded, 1).unwrap();
         drop((trunk, branch));
         loaded.recount();

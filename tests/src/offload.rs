@@ -292,7 +292,7 @@ fn a_cache_can_be_offloaded_midway_and_saved() {
                 feed(cache, &[3, 1, 4, 1, 5]);
                 (0..6).for_each(|token| _ = feed(cache, &[token]));
             }
-            kiln::expert::offload(&mut moved, Offload::All).unwrap();
+            kiln::expert::offload_all(&mut moved).unwrap();
             assert_eq!(moved.device_bytes(), 0, "{text} on {device}");
             assert!(moved.host_bytes() > 0, "{text} on {device}");
             let mut snapshot = moved.snapshot();
@@ -351,4 +351,31 @@ fn names_of_offloaded_caches_in_transformers_are_accepted() {
     let refused =
         model.causal().forward(&Batch::from_rows(&[ids], model.device()).unwrap(), Logits::Last, &mut cache);
     assert!(refused.is_err(), "it is as long as the bare one");
+}
+
+#[test]
+fn only_layers_without_a_window_are_moved_if_asked_for() {
+    for (device, opened) in devices() {
+        // Blocks with and without a window, shared keys, and states.
+        for name in ["gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "gpt_oss"] {
+            let model = recorded(name, opened);
+            let needs = model.causal().needs();
+            let plan = Plan::dynamic().offloaded(Offload::Full);
+            let tokens = |plan: &Plan| {
+                let config = GenerationConfig::new().max_new_tokens(20).do_sample(false);
+                let steps = model.generate((3..15).collect::<Vec<TokenId>>()).config(config).plan(plan.clone());
+                let mut steps = steps.steps().unwrap();
+                steps.by_ref().for_each(|step| drop(step.unwrap()));
+                steps.tokens(0).unwrap().to_vec()
+            };
+            assert_eq!(tokens(&plan), tokens(&Plan::dynamic()), "{name} on {device}");
+            let mut cache = model.cache(&plan).unwrap();
+            for (block, layer) in cache.layers_mut() {
+                let grows = needs[block].attention.as_ref().is_some_and(|need| need.window.is_none());
+                assert_eq!(layer.is_offloaded() && !layer.is_empty(), grows, "{name}, block {block}");
+            }
+            let text = plan.to_string();
+            assert_eq!(Plan::named(&text).unwrap(), plan, "{text}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ mod shared_prefix;
 pub mod strategies;
 
 pub use memory::Memory;
-pub use offload::{Offload, offload, offload_one};
+pub use offload::{Offload, offload_all, offload_one};
 pub use plan::{CacheSpec, Plan};
 pub use strategies::{
     CacheSettings, Compat, Flush, KvFactory, KvStrategy, QuantizedSettings, Rotate, STRATEGIES, SinkSettings,

@@ -6,6 +6,7 @@ use std::{fmt, ops::Range, str::FromStr};
 use kiln_core::{
     Error, Result,
     model_cache::{LayerCache, ModelCache},
+    need::LayerNeed,
 };
 
 /// The blocks of the model whose cache is in host memory. As in transformers, the text form calls them
@@ -15,6 +16,9 @@ pub enum Offload {
     All,
     /// All but this many last blocks.
     AllBut(usize),
+    /// Blocks whose keys and values grow with the text: those with attention and no window (transformers'
+    /// `offload_only_non_sliding`).
+    Full,
     /// None at first; one block after another when memory runs out.
     AsNeeded,
 }
@@ -22,20 +26,21 @@ pub enum Offload {
 impl FromStr for Offload {
     type Err = Error;
 
-    /// Parses `all`, `auto` ([`AsNeeded`](Self::AsNeeded)), or `layers=N` ([`AllBut`](Self::AllBut)): the
-    /// last N blocks stay on the device.
+    /// Parses `all`, `full`, `auto` ([`AsNeeded`](Self::AsNeeded)), or `layers=N`
+    /// ([`AllBut`](Self::AllBut)): the last N blocks stay on the device.
     ///
     /// # Errors
     /// [`Error::Unknown`] for any other text.
     fn from_str(text: &str) -> Result<Self> {
         match (text, text.strip_prefix("layers=").map(str::parse)) {
             ("all", _) => Ok(Self::All),
+            ("full", _) => Ok(Self::Full),
             ("auto", _) => Ok(Self::AsNeeded),
             (_, Some(Ok(kept))) => Ok(Self::AllBut(kept)),
             _ => Err(Error::Unknown {
                 what: "way to offload",
                 name: text.to_owned(),
-                known: ["all", "auto", "layers=N"].map(str::to_owned).into(),
+                known: ["all", "full", "auto", "layers=N"].map(str::to_owned).into(),
             }),
         }
     }
@@ -45,6 +50,7 @@ impl fmt::Display for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
+            Self::Full => f.write_str("full"),
             Self::AsNeeded => f.write_str("auto"),
             Self::AllBut(kept) => write!(f, "layers={kept}"),
         }
@@ -52,31 +58,31 @@ impl fmt::Display for Offload {
 }
 
 impl Offload {
-    /// Number of blocks in host memory, out of `layers` blocks of the model. They are the first ones.
-    pub(crate) fn count(self, layers: usize) -> usize {
+    /// Whether the layer of a block is in host memory from the start, for a model with these needs. With
+    /// [`AsNeeded`](Self::AsNeeded) none is: [`offload_one`] moves them later.
+    pub(crate) fn selects(self, block: usize, needs: &[LayerNeed]) -> bool {
         match self {
-            Self::All => layers,
-            Self::AllBut(kept) => layers.saturating_sub(kept),
-            Self::AsNeeded => 0,
+            Self::All => true,
+            Self::AllBut(kept) => block + kept < needs.len(),
+            Self::Full => needs[block].attention.as_ref().is_some_and(|need| need.window.is_none()),
+            Self::AsNeeded => false,
         }
     }
 }
 
-/// Moves the layers of the blocks that `offload` selects to host memory. With [`AsNeeded`](Offload::AsNeeded)
-/// none is moved yet: [`offload_one`] does so later.
+/// Moves all layers to host memory.
 ///
 /// # Errors
 /// The device's error in reading a layer; that layer is lost then, and the cache can only be reset.
-pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
-    let count = offload.count(cache.blocks());
-    cache.layers_mut().filter(|(block, _)| *block < count).try_for_each(|(_, layer)| layer.offload())
+pub fn offload_all(cache: &mut ModelCache) -> Result<()> {
+    cache.layers_mut().try_for_each(|(_, layer)| layer.offload())
 }
 
 /// Moves the layers of the first of these blocks that is on its device to host memory. Returns false if there
 /// is no such block.
 ///
 /// # Errors
-/// The errors of [`offload`].
+/// The errors of [`offload_all`].
 pub fn offload_one(cache: &mut ModelCache, blocks: &Range<usize>) -> Result<bool> {
     let here = |layer: &LayerCache| !layer.is_empty() && !layer.is_offloaded();
     let mut layers = cache.layers_mut().filter(|(block, _)| blocks.contains(block));

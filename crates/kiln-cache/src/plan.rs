@@ -274,6 +274,7 @@ impl Plan {
         match self.offload {
             None | Some(Offload::AsNeeded) => self.describe(needs),
             Some(Offload::All) => format!("{}, offloaded", self.describe(needs)),
+            Some(Offload::Full) => format!("{}, offloaded without windows", self.describe(needs)),
             Some(Offload::AllBut(kept)) => {
                 format!("{}, offloaded but the last {kept} layers", self.describe(needs))
             }
@@ -359,8 +360,9 @@ impl Plan {
             })
             .collect();
         let mut layers = layers?;
-        let count = self.offload.map_or(0, |offload| offload.count(layers.len()));
-        layers.iter_mut().take(count).try_for_each(LayerCache::offload)?;
+        let moves = |block: usize| self.offload.is_some_and(|offload| offload.selects(block, needs));
+        let moved = layers.iter_mut().enumerate().filter(|(block, _)| moves(*block));
+        moved.map(|(_, layer)| layer).try_for_each(LayerCache::offload)?;
         Ok(ModelCache::new(layers))
     }
 }

@@ -16,8 +16,9 @@ pub(crate) struct CacheArgs {
     pub(crate) compat: Option<String>,
     /// Keep the cache in host memory
     ///
-    /// A layer is on the device only while it is computed. `all` is the default; `layers=N` keeps the last N
-    /// layers on the device; `auto` moves layers when memory runs out.
+    /// A layer is on the device only while it is computed. `all` is the default; `full` moves only layers
+    /// without a window, which grow with the text; `layers=N` keeps the last N layers on the device; `auto`
+    /// moves layers when memory runs out.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
     /// When memory runs out: offload, quantize or fail

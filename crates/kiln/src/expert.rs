@@ -20,7 +20,7 @@
 pub use kiln_audio as audio;
 pub use kiln_cache::{
     CacheSettings, CacheSpec, Compat, Flush, KvFactory, KvStrategy, Rotate, STRATEGIES, SinkSettings,
-    StaticSettings, offload, quantizers, samples as cache_samples,
+    StaticSettings, offload_all, quantizers, samples as cache_samples,
 };
 pub use kiln_core::{
     batch::Batch,

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use kiln_cache::{CacheSpec, Offload, Plan, QuantizedSettings, offload, offload_one};
+use kiln_cache::{CacheSpec, Plan, QuantizedSettings, offload_all, offload_one};
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
@@ -116,7 +116,7 @@ impl OomPolicy for OffloadLayers {
                 }
             }
             // The device ran out of memory, and the missing amount is unknown.
-            false => offload(cache, Offload::All)?,
+            false => offload_all(cache)?,
         }
         self.give_back();
         let helped = cache.bytes_for(step) < before;
