@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 
 # Variants of llama.cpp's CPU backend. Of those with AVX-512 and VNNI, icelake is the one that has no matrix unit (AMX).
 VARIANTS = {"avx2": "haswell", "avx-vnni": "alderlake", "avx512": "icelake"}
@@ -131,7 +132,11 @@ def converted(work, folder):
         import gguf_cases
 
         unfinished = path.with_suffix(".part")
-        gguf_cases.convert(folder, unfinished, "MOSTLY_F16", with_size=True)
+        # The converter asks for a tokenizer, which must not be put into the folder itself.
+        with tempfile.TemporaryDirectory() as copy:
+            for name in ["config.json", *(file.name for file in folder.glob("*.safetensors*"))]:
+                (pathlib.Path(copy) / name).symlink_to((folder / name).resolve())
+            gguf_cases.convert(pathlib.Path(copy), unfinished, "MOSTLY_F16", with_size=True)
         unfinished.rename(path)
     return path
 

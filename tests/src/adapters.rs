@@ -75,7 +75,8 @@ fn several_adapters_add_up() {
 #[test]
 fn packed_weights_keep_adapters_beside_them() {
     for (device, opened) in opened() {
-        let builder = || Model::builder(base("llama")).opened(opened.clone()).dtype(DtypeChoice::F32).exact(true);
+        let builder =
+            || Model::builder(base("llama")).opened(opened.clone()).dtype(DtypeChoice::F32).exact(true);
         let packed = || builder().quant(Mixture::Q8_0);
         let own = adapter("llama_all");
         // A small change moves logits by as much, whether weights are packed or not.
@@ -139,12 +140,10 @@ fn bad_adapters_are_refused_by_name() {
     let model = Model::builder(base("llama")).device("cpu".parse().unwrap()).load().unwrap();
     let refused = |folder: &Path| model.with_adapter(folder, 1.0).unwrap_err().to_string();
     let kept = |name: &str, shape: Vec<usize>| Some((name.to_owned(), shape));
-    let config = |field: &'static str, value: Value| {
-        refused(edited(|json| json[field] = value.clone(), kept).path())
-    };
-    let of_tensors = |change: fn(&str, Vec<usize>) -> Option<(String, Vec<usize>)>| {
-        refused(edited(|_| (), change).path())
-    };
+    let config =
+        |field: &'static str, value: Value| refused(edited(|json| json[field] = value.clone(), kept).path());
+    let of_tensors =
+        |change: fn(&str, Vec<usize>) -> Option<(String, Vec<usize>)>| refused(edited(|_| (), change).path());
     for (error, said) in [
         (config("use_dora", json!(true)), "`use_dora`"),
         (config("modules_to_save", json!(["lm_head"])), "`modules_to_save`"),
@@ -156,11 +155,25 @@ fn bad_adapters_are_refused_by_name() {
         (config("lora_alpha", json!("x")), "invalid type"),
         (config("rank_pattern", json!({ ".*q_proj": 4 })), "only names of modules"),
         (config("a_new_field", json!(3)), "`a_new_field`"),
-        (of_tensors(|name, shape| (!name.ends_with("q_proj.lora_A.weight")).then(|| (name.to_owned(), shape))), "only one"),
+        (
+            of_tensors(|name, shape| {
+                (!name.ends_with("q_proj.lora_A.weight")).then(|| (name.to_owned(), shape))
+            }),
+            "only one",
+        ),
         (of_tensors(|_, _| None), "no tensors"),
-        (of_tensors(|name, shape| Some((name.replace("lora_A.weight", "lora_magnitude_vector"), shape))), "not one of LoRA's"),
-        (of_tensors(|name, shape| Some((name.replace("q_proj", "qq_proj"), shape))), "`model.layers.0.self_attn.qq_proj`"),
-        (of_tensors(|name, shape| Some((name.to_owned(), shape.iter().map(|n| n + 1).collect()))), "another model"),
+        (
+            of_tensors(|name, shape| Some((name.replace("lora_A.weight", "lora_magnitude_vector"), shape))),
+            "not one of LoRA's",
+        ),
+        (
+            of_tensors(|name, shape| Some((name.replace("q_proj", "qq_proj"), shape))),
+            "`model.layers.0.self_attn.qq_proj`",
+        ),
+        (
+            of_tensors(|name, shape| Some((name.to_owned(), shape.iter().map(|n| n + 1).collect()))),
+            "another model",
+        ),
         (refused(&adapter("gpt2_conv1d")), "which this model does not have"),
         (refused(Path::new("/nowhere")), "is missing"),
     ] {

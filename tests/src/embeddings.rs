@@ -167,9 +167,8 @@ fn vectors_are_cut_and_normalized_and_texts_truncated() {
 #[test]
 fn bad_folders_and_inputs_are_refused() {
     let pooling = ("1_Pooling/config.json", json!({ "pooling_mode_mean_tokens": true }));
-    let refused = |files: &[(&str, Value)]| {
-        with_files(files).unwrap().embed(["a"]).vectors().unwrap_err().to_string()
-    };
+    let refused =
+        |files: &[(&str, Value)]| with_files(files).unwrap().embed(["a"]).vectors().unwrap_err().to_string();
     let of_dense = |config: Value| {
         refused(&[
             ("modules.json", modules(&["Transformer", "Pooling", "Dense"])),
@@ -177,7 +176,8 @@ fn bad_folders_and_inputs_are_refused() {
             ("2_Dense/config.json", config),
         ])
     };
-    let activation = json!({ "in_features": 8, "out_features": 8, "activation_function": "torch.nn.Softplus" });
+    let activation =
+        json!({ "in_features": 8, "out_features": 8, "activation_function": "torch.nn.Softplus" });
     for (error, said) in [
         (refused(&[]), "no modules.json"),
         (refused(&[("modules.json", modules(&["Transformer", "LSTM"]))]), "`LSTM`"),
@@ -218,7 +218,8 @@ fn bad_folders_and_inputs_are_refused() {
 
 #[test]
 fn models_that_only_embed_do_not_generate() {
-    for (name, said) in [("bert", "see later ones"), ("gemma3_text", "see later ones"), ("llama", "no head")] {
+    for (name, said) in [("bert", "see later ones"), ("gemma3_text", "see later ones"), ("llama", "no head")]
+    {
         let folder = fixtures("5.23.0-embeddings").join("models").join(name);
         let model = Model::builder(folder).device("cpu".parse().unwrap()).load().unwrap();
         let error = model.generate(vec![1, 2, 3]).max_new_tokens(1).steps().unwrap_err().to_string();

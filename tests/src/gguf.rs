@@ -125,6 +125,14 @@ impl Case {
             let block = block.replace("model.layers", "blk");
             return self.stored_experts(&block, part, shape, format);
         }
+        if let Some((block, part)) =
+            name.split_once(".experts.").filter(|_| self.model_type() == "gemma4_text")
+        {
+            // Files have these tensors as they are.
+            let part = if part == "down_proj" { "ffn_down_exps" } else { "ffn_gate_up_exps" };
+            let block = block.replace("model.layers", "blk");
+            return self.numbers(&format!("{block}.{part}.weight"), format).1;
+        }
         if let Some((module, part)) =
             name.rsplit_once("_moe.").filter(|(_, part)| part.contains("put_linear"))
         {

@@ -36,6 +36,7 @@ mod quantize;
 mod quantized;
 mod quantized_folders;
 mod ragged;
+mod real_models;
 mod refusals;
 mod requests;
 mod sampling;

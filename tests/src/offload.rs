@@ -363,7 +363,8 @@ fn only_layers_without_a_window_are_moved_if_asked_for() {
             let plan = Plan::dynamic().offloaded(Offload::Full);
             let tokens = |plan: &Plan| {
                 let config = GenerationConfig::new().max_new_tokens(20).do_sample(false);
-                let steps = model.generate((3..15).collect::<Vec<TokenId>>()).config(config).plan(plan.clone());
+                let steps =
+                    model.generate((3..15).collect::<Vec<TokenId>>()).config(config).plan(plan.clone());
                 let mut steps = steps.steps().unwrap();
                 steps.by_ref().for_each(|step| drop(step.unwrap()));
                 steps.tokens(0).unwrap().to_vec()

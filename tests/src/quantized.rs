@@ -123,7 +123,14 @@ fn keys_and_values_of_different_widths_are_rotated_apart() {
         assert_eq!((of_keys.dims(), of_values.dims()), ([24, 24], [16, 16]));
         let q = numbers([1, 4, 1, need.keys.width], 0.51);
         let positions = Positions::all_at(TOKENS - 1, 1, &opened.device);
-        let shape = AttentionShape { scale: 0.2, softcap: None, window: None, causal: true, end: None, latent: false };
+        let shape = AttentionShape {
+            scale: 0.2,
+            softcap: None,
+            window: None,
+            causal: true,
+            end: None,
+            latent: false,
+        };
         let rotated = q.clone().matmul(of_keys.unsqueeze());
         let got = kernels.run(AttentionPacked {
             q: rotated,
@@ -183,8 +190,14 @@ fn a_step_makes_no_dense_copy_of_the_history() {
                 panic!("{cache}: nothing is packed")
             };
             let q = Tensor::<4>::ones([1, 8, 1, need.keys.width], (device, DType::F32));
-            let shape =
-                AttentionShape { scale: 0.125, softcap: None, window: None, causal: true, end: None, latent: false };
+            let shape = AttentionShape {
+                scale: 0.125,
+                softcap: None,
+                window: None,
+                causal: true,
+                end: None,
+                latent: false,
+            };
             let kept = packed.clone();
             let y = kernels.run(AttentionPacked { q, packed, recent, positions, shape, sinks: None });
             let more = reserved().unwrap().saturating_sub(before);

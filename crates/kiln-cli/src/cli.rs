@@ -5,7 +5,8 @@ use clap::{Parser, Subcommand};
 #[cfg(feature = "hub")]
 use crate::hub;
 use crate::{
-    bench, caches, chat, conformance, detect, devices, doctor, embed, inspect, probe, quantize, run, transcribe,
+    bench, caches, chat, conformance, detect, devices, doctor, embed, inspect, probe, quantize, run,
+    transcribe,
 };
 
 #[derive(Debug, Parser)]

@@ -21,7 +21,8 @@ pub(crate) struct ConformanceArgs {
     /// Run the cases of the `dynamic` cache with this cache; the results must be the same
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     cache: Option<String>,
-    /// Keep layers in host memory: `all`, `full` for those without a window, or `layers=N` for all but the last N; the results must be the same
+    /// Keep layers in host memory: `all`, `full` for those without a window, or `layers=N` for all but the
+    /// last N; the results must be the same
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     offload: Option<Offload>,
     /// Keep the experts of mixtures in host memory, except the N last used per block; the results must be the

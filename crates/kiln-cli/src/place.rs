@@ -42,8 +42,9 @@ pub(crate) struct PlaceArgs {
     /// they are among the N.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) offload_experts: Option<usize>,
-    /// Change the model by a LoRA adapter, a folder as peft saves it, with its changes times SCALE [default: 1];
-    /// may be given several times
+    /// Change the model by a LoRA adapter, a folder of peft, times SCALE [default: 1]
+    ///
+    /// May be given several times.
     #[arg(long, value_name = "DIR[=SCALE]", value_parser = parse::adapter)]
     pub(crate) lora: Vec<(PathBuf, f32)>,
     /// CPU threads [default: all cores]

@@ -91,7 +91,8 @@ fn is_of_embeddings(file: &str) -> bool {
         }
         Some((folder, file)) => {
             let is_number = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            folder.split_once('_').is_some_and(|(number, _)| is_number(number)) && [CONFIG, WEIGHTS].contains(&file)
+            folder.split_once('_').is_some_and(|(number, _)| is_number(number))
+                && [CONFIG, WEIGHTS].contains(&file)
         }
     }
 }

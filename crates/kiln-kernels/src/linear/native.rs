@@ -26,8 +26,12 @@ use crate::{
     runtime::native::{Storage, by_storage, pieces, primitive, work},
 };
 
-/// Vectors that are multiplied by a weight while it is in a register.
+/// Vectors that are multiplied by a weight while it is in a register, with 16 registers.
 const ROWS: usize = 4;
+
+/// The same with the 32 registers of AVX-512: with four rows of weights, 24 of them hold sums. Weights are then
+/// read from the L2 cache a third less often.
+const MOST_ROWS: usize = 6;
 
 /// Products that are summed before their sum is added to the others. This many numbers of a few vectors stay
 /// in the L1 cache while weights stream through.
@@ -159,7 +163,18 @@ impl<E: Storage> WithSimd for Products<'_, E> {
             for y in y_alone.iter_mut() {
                 block::<S, 1, 4>(simd, [x_alone], weight, [y], column);
             }
-            for (x, y) in x_others.chunks(ROWS * input).zip(y_others.chunks_mut(ROWS)) {
+            let many = match S::F32_LANES {
+                16 => y_others.len() / MOST_ROWS * MOST_ROWS,
+                _ => 0,
+            };
+            let (x_many, x_few) = x_others.split_at(many * input);
+            let (y_many, y_few) = y_others.split_at_mut(many);
+            for (x, y) in x_many.chunks(MOST_ROWS * input).zip(y_many.chunks_mut(MOST_ROWS)) {
+                if let [a, b, c, d, e, f] = y {
+                    block::<S, MOST_ROWS, 4>(simd, split(x), weight, [a, b, c, d, e, f], column);
+                }
+            }
+            for (x, y) in x_few.chunks(ROWS * input).zip(y_few.chunks_mut(ROWS)) {
                 match y {
                     [a] => block::<S, 1, 4>(simd, [x], weight, [a], column),
                     [a, b] => block::<S, 2, 4>(simd, split(x), weight, [a, b], column),

@@ -49,8 +49,16 @@ const IDLE: [&str; 21] = [
     "task_type",
 ];
 
-const READ: [&str; 8] =
-    ["alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "use_rslora"];
+const READ: [&str; 8] = [
+    "alpha_pattern",
+    "bias",
+    "init_lora_weights",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "use_rslora",
+];
 
 /// Ways to make an adapter that change the weights beside it, too.
 const CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
@@ -107,7 +115,10 @@ impl Adapter {
     pub fn read(source: &dyn Source, names: &TensorNames, scale: f32) -> Result<Self> {
         let file = |name: &str, why: String| Error::File { path: source.path(name), why };
         if !scale.is_finite() {
-            return Err(Error::Setting { name: "adapter", why: format!("has the scale {scale}; use a number") });
+            return Err(Error::Setting {
+                name: "adapter",
+                why: format!("has the scale {scale}; use a number"),
+            });
         }
         let Some(json) = read_json(source, CONFIG)? else {
             let why = "is missing; name the folder of a LoRA adapter, as peft saves it".to_owned();
@@ -150,7 +161,9 @@ impl Adapter {
     /// # Errors
     /// [`Error::File`] with the module that the model does not have, or that cannot be changed.
     pub fn finish(&self) -> Result<()> {
-        let Some(left) = self.changes.keys().find(|module| !self.taken.contains(*module)) else { return Ok(()) };
+        let Some(left) = self.changes.keys().find(|module| !self.taken.contains(*module)) else {
+            return Ok(());
+        };
         Err(self.wrong(format!(
             "changes `{left}`, which this model does not have, or cannot change (experts, embeddings, a head that is \
              tied to them, and matrices that are divided by head)"
@@ -234,10 +247,14 @@ fn checked(json: &Value) -> Result<Fields, String> {
     if let Some(how) = fields.init_lora_weights.as_str()
         && CHANGE_THE_BASE.iter().any(|name| how.to_lowercase().starts_with(name))
     {
-        return Err(format!("was made by `{how}`, which changes the model's own weights, too; convert it to LoRA"));
+        return Err(format!(
+            "was made by `{how}`, which changes the model's own weights, too; convert it to LoRA"
+        ));
     }
     let patterns = fields.rank_pattern.keys().chain(fields.alpha_pattern.keys());
-    if let Some(pattern) = patterns.into_iter().find(|name| name.contains(|c: char| "[](){}*+?|^$\\".contains(c))) {
+    if let Some(pattern) =
+        patterns.into_iter().find(|name| name.contains(|c: char| "[](){}*+?|^$\\".contains(c)))
+    {
         return Err(format!("has the pattern `{pattern}`; only names of modules are read"));
     }
     if !fields.lora_alpha.is_finite() || fields.alpha_pattern.values().any(|alpha| !alpha.is_finite()) {
@@ -253,7 +270,9 @@ fn changes(tensors: SmallTensors, names: &TensorNames) -> Result<BTreeMap<String
         let own = name.strip_prefix("base_model.model.").unwrap_or(&name);
         let found = [".lora_A.weight", ".lora_B.weight"].iter().position(|end| own.ends_with(end));
         let (Some(which), Some((module, _))) = (found, own.split_once(".lora_")) else {
-            return Err(format!("has a tensor `{name}`, which is not one of LoRA's two matrices for a module"));
+            return Err(format!(
+                "has a tensor `{name}`, which is not one of LoRA's two matrices for a module"
+            ));
         };
         let known = names.known(&text_name(&format!("{module}.weight")));
         let module = known.strip_suffix(".weight").unwrap_or(&known).to_owned();

@@ -150,6 +150,10 @@ impl Checkpoint {
             Some(source) => (source.name, source.expert, source.undo),
             None => (name.to_owned(), None, Undo::Nothing),
         };
+        let (stored_name, undo) = match names::joined_experts(&stored_name) {
+            Some(both) if is_gguf && !self.tensors.contains_key(&stored_name) => both,
+            _ => (stored_name, undo),
+        };
         let (stored_name, joined) = match &self.files {
             Files::Gguf { heads, .. } => self.joined(stored_name, *heads),
             Files::Safetensors(_) => (stored_name, None),
@@ -194,7 +198,8 @@ impl Checkpoint {
         }
         // The header was checked: the tensor has exactly the bytes that its shape needs.
         let bytes = entry.bytes() / count as u64;
-        let rows = if joined.is_some() || is_half { entry.shape.first() } else { shape.first() };
+        let whole = if expert.is_some() { entry.shape.get(1) } else { entry.shape.first() };
+        let rows = if joined.is_some() || is_half { whole } else { shape.first() };
         let row = bytes / rows.copied().unwrap_or(1).max(1) as u64;
         let before = joined.map_or(0, |rows| rows.start as u64) * row;
         let start = entry.range.start + number as u64 * bytes + before;

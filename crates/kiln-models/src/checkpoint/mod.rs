@@ -49,7 +49,7 @@ use self::{
     quantized::Method,
     view::{LastRead, View},
 };
-use crate::{ConfigFile, config::read_json, nn::names::is_second};
+use crate::{ConfigFile, config::read_json, configure, nn::names::is_second};
 
 /// The file that names the shard of each tensor.
 const INDEX: &str = "model.safetensors.index.json";
@@ -219,6 +219,13 @@ impl Checkpoint {
             let all = blocks..blocks.saturating_add(further);
             tensors.retain(|name, _| names::block(name).is_none_or(|block| !all.contains(&block)));
         }
+        // Blocks that use the keys of others may have some of their own.
+        if let Ok(configured) = configure(&config) {
+            for (module, _) in configured.tensor_names().unread {
+                let unread = names::source(&model_type, &format!("{module}weight"), heads);
+                unread.map(|unread| tensors.remove(&unread.name));
+            }
+        }
         let files = Files::Gguf { files, model_type, heads };
         let (packed, last_read) = (BTreeMap::new(), LastRead::default());
         Ok(Self { folder, config, source, files, tensors, packed, last_read })
@@ -236,8 +243,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads all tensors of a small file beside the weights, in float32, with their shapes; `None` if there is
-    /// no such file.
+    /// Reads all tensors of a small file beside the weights, in float32, with their shapes; `None` if there
+    /// is no such file.
     ///
     /// # Errors
     /// [`Error::File`] for a damaged file, and for numbers that are not float32, float16 or bfloat16.

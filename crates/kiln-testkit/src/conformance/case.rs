@@ -209,7 +209,8 @@ fn known(cache: &str) -> Option<&'static str> {
 fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
         (
-            "adapter" | "use_cache" | "eos_token_id" | "prefix" | "max_cache_len" | "window_length" | "num_sink_tokens",
+            "adapter" | "use_cache" | "eos_token_id" | "prefix" | "max_cache_len" | "window_length"
+            | "num_sink_tokens",
             _,
         ) => None,
         (

@@ -46,6 +46,7 @@ fn compared(got: &[f32], want: &[f32], vectors: usize) -> Result<f64, Mismatch> 
         return Err(Mismatch::new(format!("{} numbers, {} were recorded", got.len(), want.len())));
     }
     let each = (got.len() / vectors.max(1)).max(1);
-    let mut differences = got.chunks(each).zip(want.chunks(each)).map(|(got, want)| difference_of_logits(got, want));
+    let mut differences =
+        got.chunks(each).zip(want.chunks(each)).map(|(got, want)| difference_of_logits(got, want));
     differences.try_fold(0.0f64, |largest, next| Ok(largest.max(next?)))
 }

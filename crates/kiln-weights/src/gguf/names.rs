@@ -126,6 +126,9 @@ const OUTSIDE: &[(&str, &str)] = &[
     ("model.embeddings", "token_embd"),
     ("model.norm_f", "output_norm"),
     ("lm_head", "output"),
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
 ];
 
 /// Names of parts of blocks.
@@ -166,6 +169,13 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("pre_feedforward_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("router.proj", "ffn_gate_inp"),
     ("pre_ff_layernorm", "ffn_norm"),
     // Both matrices, with the rows of the gate first.
     ("mlp.gate_up_proj", "ffn_up"),
@@ -256,6 +266,9 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
         (".e_score_correction_bias", "exp_probs_b.bias"),
         (".expert_bias", "exp_probs_b.bias"),
         (".dt_bias", "ssm_dt.bias"),
+        (".layer_scalar", "layer_output_scale.weight"),
+        (".router.scale", "ffn_gate_inp.scale"),
+        (".router.per_expert_scale", "ffn_down_exps.scale"),
     ] {
         let block = name.strip_suffix(end);
         if let Some(block) =
@@ -275,8 +288,9 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     let block = LAYERS.into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
     let (block, part) = block.split_once('.')?;
     let block: usize = block.parse().ok()?;
-    let (expert, found) = match part.split_once(".experts.") {
-        Some((_, expert)) => {
+    let of_experts = part.split_once(".experts.").map(|(_, expert)| expert);
+    let (expert, found) = match of_experts.or(part.strip_prefix("experts.")) {
+        Some(expert) => {
             let (expert, matrix) = expert.split_once('.')?;
             (Some(expert.parse().ok()?), find(EXPERTS, matrix)?)
         }
@@ -285,6 +299,16 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     // The converter writes this name without its suffix.
     let suffix = if (model_type, found) == ("falcon_h1", "ffn_norm") { "" } else { suffix };
     Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
+}
+
+/// Returns the tensor of a GGUF file that has the matrices of gates and of values of all experts, one after
+/// the other, and the part that is `name`; `None` if `name` is neither.
+pub fn joined_experts(name: &str) -> Option<(String, Undo)> {
+    let part = |kind: &str, second| {
+        let (block, end) = name.split_once(kind)?;
+        Some((format!("{block}.ffn_gate_up_exps.{end}"), Undo::Half { heads: 1, second }))
+    };
+    part(".ffn_gate_exps.", false).or_else(|| part(".ffn_up_exps.", true))
 }
 
 /// Returns the number of the block that a tensor of a GGUF file belongs to; `None` for tensors outside of
@@ -302,8 +326,8 @@ fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
     match (part, model_type) {
         (
             "post_attention_layernorm",
-            "gemma2" | "gemma3_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss" | "glm4_moe"
-            | "qwen3_5_text" | "qwen3_5_moe_text",
+            "gemma2" | "gemma3_text" | "gemma4_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss"
+            | "glm4_moe" | "qwen3_5_text" | "qwen3_5_moe_text",
         ) => Some("post_attention_norm"),
         ("post_attention_layernorm", _) => Some("ffn_norm"),
         _ => find(PARTS, part),

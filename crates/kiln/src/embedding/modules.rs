@@ -262,7 +262,8 @@ impl Dense {
             "GELU" => DenseActivation::Gelu,
             "Sigmoid" => DenseActivation::Sigmoid,
             other => {
-                let why = format!("asks for the activation `{other}`; known: Identity, Tanh, ReLU, GELU, Sigmoid");
+                let why =
+                    format!("asks for the activation `{other}`; known: Identity, Tanh, ReLU, GELU, Sigmoid");
                 return Err(wrong(&settings, why));
             }
         };
@@ -272,9 +273,10 @@ impl Dense {
         })?;
         let mut take = |name: &str, shape: &[usize]| match tensors.remove(name) {
             Some((found, numbers)) if found == shape => Ok(numbers),
-            Some((found, _)) => {
-                Err(wrong(&weights, format!("has `{name}` of shape {found:?}, and its config asks for {shape:?}")))
-            }
+            Some((found, _)) => Err(wrong(
+                &weights,
+                format!("has `{name}` of shape {found:?}, and its config asks for {shape:?}"),
+            )),
             None => Err(wrong(&weights, format!("has no tensor `{name}`"))),
         };
         let weight = take("linear.weight", &[out_features, in_features])?;

@@ -323,8 +323,8 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
-    /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several adapters
-    /// add up. For adapters that share a model, see [`Model::with_adapter`].
+    /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several
+    /// adapters add up. For adapters that share a model, see [`Model::with_adapter`].
     pub fn adapter(mut self, folder: impl Into<PathBuf>, scale: f32) -> Self {
         self.adapters.push((folder.into(), scale));
         self

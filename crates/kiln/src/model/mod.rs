@@ -12,6 +12,8 @@ use std::{
 
 use burn::tensor::{DType, Device};
 use kiln_cache::Plan;
+#[cfg(not(target_family = "wasm"))]
+use kiln_core::files::FolderSource;
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
@@ -19,8 +21,6 @@ use kiln_core::{
     model_cache::ModelCache,
     stages::Stages,
 };
-#[cfg(not(target_family = "wasm"))]
-use kiln_core::files::FolderSource;
 use kiln_generate::{ChatTemplates, Engine, Generating, GenerationConfig, TextStream, TokenTable, Tokenizer};
 use kiln_kernels::{Kernels, Placement, device::Opened};
 use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
@@ -210,7 +210,10 @@ impl Model {
     /// assert_eq!((vectors.len(), vectors[0].len()), (2, model.sizes().hidden));
     /// # Ok::<(), kiln::Error>(())
     /// ```
-    pub fn embed<I: Into<EmbeddingInput>>(&self, inputs: impl IntoIterator<Item = I>) -> EmbeddingRequest<'static> {
+    pub fn embed<I: Into<EmbeddingInput>>(
+        &self,
+        inputs: impl IntoIterator<Item = I>,
+    ) -> EmbeddingRequest<'static> {
         EmbeddingRequest::new(self.clone(), inputs.into_iter().map(Into::into).collect())
     }
 
@@ -373,8 +376,9 @@ impl Model {
     /// # Errors
     /// [`Error::Setting`] if the folder asks for something that is not supported.
     pub fn embedding_config(&self) -> Result<&EmbeddingConfig> {
-        self.loaded.embedding.as_ref().map_err(|error| {
-            Error::Setting { name: "model", why: format!("has settings for embeddings that cannot be used: {error}") }
+        self.loaded.embedding.as_ref().map_err(|error| Error::Setting {
+            name: "model",
+            why: format!("has settings for embeddings that cannot be used: {error}"),
         })
     }
 

@@ -249,7 +249,14 @@ impl Given {
         };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
         let Self { softcap, window, causal, latent, .. } = *self;
-        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal, end: None, latent };
+        let shape = AttentionShape {
+            scale: (head_dim as f64).powf(-0.5),
+            softcap,
+            window,
+            causal,
+            end: None,
+            latent,
+        };
         let sinks = self.sinks.then(|| numbers.float32([kv_heads * group]));
         AttentionPacked { q, packed, recent, positions, shape, sinks }
     }

@@ -381,7 +381,8 @@ impl Experts {
 
     /// The projections that an adapter may change: those that are not of routed experts.
     pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
-        let shared = self.shared.iter_mut().flat_map(|shared| shared.gate.iter_mut().chain(shared.mlp.linears()));
+        let shared =
+            self.shared.iter_mut().flat_map(|shared| shared.gate.iter_mut().chain(shared.mlp.linears()));
         let latent = self.latent.iter_mut().flatten();
         std::iter::once(&mut self.router).chain(latent).chain(shared).collect()
     }

@@ -1,8 +1,8 @@
 //! Differences between the architectures: one function each, in the order of `LLM_ARCH_NAMES`.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Fields, File, fields};
+use super::{FACTORS, Fields, File, fields};
 use crate::Error;
 
 type Config = fn(&mut File<'_>) -> Result<Fields, Error>;
@@ -22,6 +22,7 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("gemma", gemma),
     ("gemma2", gemma2),
     ("gemma3", gemma3),
+    ("gemma4", gemma4),
     ("starcoder2", starcoder2),
     ("mamba", mamba),
     ("jamba", jamba),
@@ -169,6 +170,120 @@ fn gemma3(file: &mut File<'_>) -> Result<Fields, Error> {
         // Blocks with a window are not stretched.
         ("rope_local_base_freq", file.number("rope.freq_base_swa")?.unwrap_or(1e4).into()),
     ]));
+    Ok(config)
+}
+
+fn gemma4(file: &mut File<'_>) -> Result<Fields, Error> {
+    const HEADS: &str = "attention.head_count";
+    const PER_LAYER: &str = "embedding_length_per_layer_input";
+    let layers = file.layers()?;
+    let heads = file.uniform(HEADS)?.ok_or_else(|| file.missing(HEADS))?;
+    let kv_heads = file.of_layers("attention.head_count_kv")?.unwrap_or_else(|| vec![heads; layers as usize]);
+    let of_full = file.head_dim()?;
+    let of_windows = file.needed("attention.key_length_swa")?;
+    if file.unsigned("attention.value_length_swa")?.is_some_and(|values| values != of_windows) {
+        return Err(file.wrong("attention.value_length_swa", "is not that of keys, which is not supported"));
+    }
+    let types = file.layer_types(6)?;
+    let is_full: Vec<bool> = types
+        .as_array()
+        .map_or(Vec::new(), |types| types.iter().map(|kind| kind == "full_attention").collect());
+    let of_window = kv_heads.iter().zip(&is_full).find_map(|(heads, full)| (!full).then_some(*heads));
+    let of_window = of_window.unwrap_or(kv_heads[0]);
+    let own = |i: usize| match kv_heads[i] == of_window {
+        true => json!({ "head_dim": of_full }),
+        false => json!({ "head_dim": of_full, "num_key_value_heads": kv_heads[i] }),
+    };
+    let full = (0..is_full.len()).filter(|i| is_full[*i]);
+    let of_blocks: Fields = full.map(|i| (i.to_string(), own(i))).collect();
+
+    // Blocks that attend to the keys of others may have feed-forwards of twice the width.
+    let shared = file.unsigned("attention.shared_kv_layers")?.unwrap_or(0);
+    let first = layers.checked_sub(shared).filter(|first| *first > 0);
+    let first = first.ok_or_else(|| file.wrong("attention.shared_kv_layers", "leaves no block with keys"))?;
+    let widths = file.of_layers("feed_forward_length")?.ok_or_else(|| file.missing("feed_forward_length"))?;
+    let (before, after) = widths.split_at(first as usize);
+    let width = before[0];
+    let doubled = after.first().is_some_and(|other| *other == 2 * width);
+    let wide = if doubled { 2 * width } else { width };
+    if before.iter().any(|other| *other != width) || after.iter().any(|other| *other != wide) {
+        let why = "differs between blocks in another way than by sharing keys, which is not supported";
+        return Err(file.wrong("feed_forward_length", why));
+    }
+    let values = file.blocks_with("attn_v.weight")?;
+    let keys = file.blocks_with("attn_k.weight")?;
+    let are_keys = |i: usize| keys.get(i) == Some(&true) && values.get(i) == Some(&false);
+    if (0..first as usize).any(|i| !is_full[i] && are_keys(i)) {
+        let why = "of a block with a window is missing, and only other blocks have values that are keys";
+        return Err(Error::Damaged(format!("the tensor `attn_v` {why}")));
+    }
+    let per_layer = file.unsigned(PER_LAYER)?.unwrap_or(0);
+    let table = file.tensors.shape("per_layer_token_embd.weight").and_then(|shape| shape.first().copied());
+    let number = |key: &str| file.number(key);
+    let bases = [number("rope.freq_base")?.unwrap_or(1e6), number("rope.freq_base_swa")?.unwrap_or(1e4)];
+    let softcap = number("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
+    let rotated = match file.unsigned("rope.dimension_count_swa")? {
+        Some(rotated) if rotated > of_windows => {
+            return Err(file.wrong("rope.dimension_count_swa", format!("is more than {of_windows}")));
+        }
+        Some(rotated) if rotated < of_windows => Some(rotated as f64 / of_windows as f64),
+        _ => None,
+    };
+    // The frequencies of pairs that are not rotated are divided by 1e30.
+    let share = match file.has(FACTORS[0]) {
+        false => 1.0,
+        true => {
+            let factors = file.tensors.numbers(FACTORS[0])?;
+            let pairs = factors.iter().take_while(|factor| **factor == 1.0).count();
+            let is_proportional = factors[pairs..].iter().all(|factor| *factor >= 1e20);
+            if !is_proportional || factors.len() as u64 != of_full / 2 {
+                return Err(Error::Damaged("the tensor `rope_freqs` is none of Gemma 4".to_owned()));
+            }
+            pairs as f64 / factors.len() as f64
+        }
+    };
+    let mut sliding = json!({ "rope_type": "default", "rope_theta": bases[1] });
+    if let Some(rotated) = rotated {
+        sliding["partial_rotary_factor"] = rotated.into();
+    }
+    let mut config = file.model("gemma4_text")?;
+    config.extend(fields([
+        ("num_attention_heads", heads.into()),
+        ("num_key_value_heads", of_window.into()),
+        ("head_dim", of_windows.into()),
+        ("per_layer_config", of_blocks.into()),
+        ("intermediate_size", width.into()),
+        ("use_double_wide_mlp", doubled.into()),
+        ("rms_norm_eps", file.eps()?.into()),
+        ("hidden_activation", "gelu_pytorch_tanh".into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+        ("attention_k_eq_v", (0..first as usize).any(are_keys).into()),
+        ("num_kv_shared_layers", shared.into()),
+        ("final_logit_softcapping", softcap.into()),
+        ("sliding_window", file.needed("attention.sliding_window")?.into()),
+        ("layer_types", types),
+        ("hidden_size_per_layer_input", per_layer.into()),
+        (
+            "rope_parameters",
+            json!({
+                "sliding_attention": sliding,
+                "full_attention": {
+                    "rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": bases[0],
+                },
+            }),
+        ),
+    ]));
+    config.extend(table.map(|rows| ("vocab_size_per_layer_input".to_owned(), rows.into())));
+    let positions = file.unsigned("context_length")?;
+    config.extend(positions.map(|positions| ("max_position_embeddings".to_owned(), positions.into())));
+    if let Some(experts) = file.unsigned("expert_count")?.filter(|experts| *experts > 0) {
+        config.extend(fields([
+            ("enable_moe_block", true.into()),
+            ("num_experts", experts.into()),
+            ("top_k_experts", file.chosen_experts()?.into()),
+            ("moe_intermediate_size", file.needed("expert_feed_forward_length")?.into()),
+        ]));
+    }
     Ok(config)
 }
 
