@@ -89,7 +89,9 @@ fn packed_weights_keep_adapters_beside_them() {
         let largest = dense.iter().fold(0.0f32, |largest, change| largest.max(change.abs()));
         let error = apart(&got, &dense);
         assert!(error < 0.15 * largest, "on {device}: {error} of {largest}");
-        assert_eq!(logits(&packed().load().unwrap().with_adapter(&own, 0.05).unwrap()), logits(&beside));
+        // Matrices that are not packed are merged in one of them.
+        let shared = packed().load().unwrap().with_adapter(&own, 0.05).unwrap();
+        assert_close(&logits(&shared), &logits(&beside), &format!("on {device}"));
     }
 }
 
@@ -108,10 +110,13 @@ fn a_cache_belongs_to_the_adapter_that_made_it() {
     assert!(error.contains("another model"), "{error}");
 }
 
+/// Name and shape of a tensor.
+type Shaped = (String, Vec<usize>);
+
 /// Copies an adapter and edits its config, and the shapes of its tensors by their names.
 fn edited(
     config: impl Fn(&mut Value),
-    tensors: impl Fn(&str, Vec<usize>) -> Option<(String, Vec<usize>)>,
+    tensors: impl Fn(&str, Vec<usize>) -> Option<Shaped>,
 ) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let from = adapter("llama_all");
@@ -142,8 +147,7 @@ fn bad_adapters_are_refused_by_name() {
     let kept = |name: &str, shape: Vec<usize>| Some((name.to_owned(), shape));
     let config =
         |field: &'static str, value: Value| refused(edited(|json| json[field] = value.clone(), kept).path());
-    let of_tensors =
-        |change: fn(&str, Vec<usize>) -> Option<(String, Vec<usize>)>| refused(edited(|_| (), change).path());
+    let of_tensors = |change: fn(&str, Vec<usize>) -> Option<Shaped>| refused(edited(|_| (), change).path());
     for (error, said) in [
         (config("use_dora", json!(true)), "`use_dora`"),
         (config("modules_to_save", json!(["lm_head"])), "`modules_to_save`"),

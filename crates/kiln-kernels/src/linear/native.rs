@@ -29,8 +29,8 @@ use crate::{
 /// Vectors that are multiplied by a weight while it is in a register, with 16 registers.
 const ROWS: usize = 4;
 
-/// The same with the 32 registers of AVX-512: with four rows of weights, 24 of them hold sums. Weights are then
-/// read from the L2 cache a third less often.
+/// [`ROWS`] with the 32 registers of AVX-512. With four rows of weights, 24 registers hold sums, and weights
+/// are read from the L2 cache a third less often.
 const MOST_ROWS: usize = 6;
 
 /// Products that are summed before their sum is added to the others. This many numbers of a few vectors stay
