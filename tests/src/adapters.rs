@@ -126,14 +126,14 @@ fn edited(
     fs::write(folder.path().join("adapter_config.json"), json.to_string()).unwrap();
     let bytes = read("adapter_model.safetensors");
     let all = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let zeros = vec![0u8; 1 << 16];
+    let ones: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), 1 << 14).flatten().collect();
     let views: Vec<(String, TensorView<'_>)> = all
         .tensors()
         .into_iter()
         .filter_map(|(name, view)| {
             let (name, shape) = tensors(&name, view.shape().to_vec())?;
             let bytes = 4 * shape.iter().product::<usize>();
-            Some((name, TensorView::new(Dtype::F32, shape, &zeros[..bytes]).unwrap()))
+            Some((name, TensorView::new(Dtype::F32, shape, &ones[..bytes]).unwrap()))
         })
         .collect();
     safetensors::serialize_to_file(views, None, &folder.path().join("adapter_model.safetensors")).unwrap();
@@ -158,6 +158,8 @@ fn bad_adapters_are_refused_by_name() {
         (config("r", json!(8)), "belongs to another model"),
         (config("lora_alpha", json!("x")), "invalid type"),
         (config("rank_pattern", json!({ ".*q_proj": 4 })), "only names of modules"),
+        (config("alpha_pattern", json!({ "no_proj": 4 })), "`no_proj`, which no module has"),
+        (config("lora_alpha", json!(1e300)), "not finite"),
         (config("a_new_field", json!(3)), "`a_new_field`"),
         (
             of_tensors(|name, shape| {
@@ -196,4 +198,20 @@ fn bad_adapters_are_refused_by_name() {
     assert!(error.contains("experts"), "{error}");
     let error = model.with_adapter(adapter("llama_all"), f32::NAN).unwrap_err().to_string();
     assert!(error.contains("NaN"), "{error}");
+}
+
+#[test]
+fn the_first_pattern_that_fits_counts() {
+    let model = Model::builder(base("llama")).device("cpu".parse().unwrap()).load().unwrap();
+    let with = |patterns: Value| {
+        let folder = edited(
+            |json| json["alpha_pattern"] = patterns.clone(),
+            |name, shape| Some((name.to_owned(), shape)),
+        );
+        logits(&model.with_adapter(folder.path(), 1e-4).unwrap())
+    };
+    let long_first = with(json!({ "self_attn.q_proj": 64, "q_proj": 8 }));
+    assert_eq!(long_first, with(json!({ "self_attn.q_proj": 64 })));
+    assert_ne!(long_first, with(json!({ "q_proj": 8, "self_attn.q_proj": 64 })));
+    assert_eq!(with(json!(null)), with(json!({})));
 }

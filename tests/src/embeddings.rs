@@ -127,14 +127,18 @@ fn prompts_are_put_before_texts_and_left_out_of_the_pooling() {
     assert_eq!(embed(&model), model.embed([text]).prompt("ROMEO: ").vectors().unwrap()[0]);
     assert_eq!(embed(&model), model.embed([format!("ROMEO: {text}")]).vectors().unwrap()[0]);
     let other = of(false);
-    let skipped = other.encode("ROMEO: ").unwrap().len();
+    // As sentence-transformers counts it, without spaces around it.
+    let skipped = other.encode("ROMEO:").unwrap().len();
     assert_close(&embed(&other), &mean(&rows[skipped..]), "the prompt does not count");
     // Without one, all tokens count.
     assert_close(&other.embed([format!("ROMEO: {text}")]).vectors().unwrap()[0], &mean(&rows), "no prompt");
     let both = model.embed([text]).prompt("a").prompt_name("query").vectors().unwrap_err().to_string();
     assert!(both.contains("leave one of them out"), "{both}");
-    let unknown = model.embed([text]).prompt_name("document").vectors().unwrap_err().to_string();
-    assert!(unknown.contains("known: query"), "{unknown}");
+    let unknown = model.embed([text]).prompt_name("answer").vectors().unwrap_err().to_string();
+    assert!(unknown.contains("known: document, query"), "{unknown}");
+    // This one is empty by default.
+    assert_eq!(model.embed([text]).prompt_name("document").vectors(), model.embed([text]).vectors());
+    assert_eq!(model.embed([format!(" {text}\n")]).vectors(), model.embed([text]).vectors());
 }
 
 #[test]
@@ -162,6 +166,16 @@ fn vectors_are_cut_and_normalized_and_texts_truncated() {
     let truncated = model.embed([long]).truncate(true).run().unwrap();
     assert_eq!(truncated.tokens, [6]);
     assert_eq!(truncated.vectors, model.embed([tokens[..6].to_vec()]).vectors().unwrap());
+
+    let left = with_files(&[
+        ("modules.json", modules(&["Transformer", "Pooling", "Normalize"])),
+        ("1_Pooling/config.json", json!({ "pooling_mode": "lasttoken" })),
+        ("tokenizer_config.json", json!({ "model_max_length": 5, "truncation_side": "left" })),
+    ])
+    .unwrap();
+    let tokens = left.encode(long).unwrap();
+    let truncated = left.embed([long]).truncate(true).vectors().unwrap();
+    assert_eq!(truncated, left.embed([tokens[tokens.len() - 5..].to_vec()]).vectors().unwrap());
 }
 
 #[test]
@@ -197,6 +211,38 @@ fn bad_folders_and_inputs_are_refused() {
             "no kind of pooling",
         ),
         (of_dense(json!({ "in_features": 8, "out_features": 8 })), "only safetensors are read"),
+        (of_dense(json!({ "in_features": 8, "out_features": 0 })), "without numbers"),
+        (of_dense(json!({ "in_features": 8, "out_features": 8, "use_residual": true })), "use_residual"),
+        (refused(&[("modules.json", json!([]))]), "lists no modules"),
+        (refused(&[("modules.json", modules(&["Transformer", "Pooling"]))]), "config.json: is missing"),
+        (refused(&[("modules.json", modules(&["Pooling"]))]), "in place of a Transformer"),
+        (refused(&[("modules.json", modules(&["Transformer", "Normalize"]))]), "before the pooling"),
+        (
+            refused(&[(
+                "modules.json",
+                json!([
+                    { "path": "", "type": "sentence_transformers.models.Transformer" },
+                    { "path": "../other", "type": "sentence_transformers.models.Pooling" },
+                ]),
+            )]),
+            "`../other`",
+        ),
+        (
+            refused(&[
+                ("modules.json", modules(&["Transformer", "Pooling"])),
+                pooling.clone(),
+                ("sentence_bert_config.json", json!({ "model_args": { "a": 1 } })),
+            ]),
+            "`model_args`",
+        ),
+        (
+            refused(&[
+                ("modules.json", modules(&["Transformer", "Pooling"])),
+                pooling.clone(),
+                ("config_sentence_transformers.json", json!({ "default_prompt_name": "q" })),
+            ]),
+            "default prompt `q`",
+        ),
         (of_dense(activation), "`Softplus`"),
     ] {
         assert!(error.contains(said), "{error}");

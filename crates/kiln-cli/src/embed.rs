@@ -40,7 +40,7 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_name = "KIND")]
     pooling: Option<Pooling>,
     /// Scale vectors to length 1, or do not [default: as the model's folder says]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     normalize: Option<bool>,
     /// Keep only the first N numbers of each vector
     #[arg(long, value_name = "N")]

@@ -110,6 +110,10 @@ pub struct FeatureShape {
     pub frames: usize,
 }
 
+fn takes_no_changes() -> Error {
+    Error::Setting { name: "adapter", why: "is given, and this kind of model takes none".to_owned() }
+}
+
 /// A decoder. It holds only weights: all state lives in the cache, so one model serves many sequences.
 pub trait CausalModel: fmt::Debug + Send + Sync {
     /// Returns one entry per block, derived from the config alone.
@@ -213,14 +217,21 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the model with these changes, which shares all other weights. `merges`: dense matrices are
-    /// replaced by their sums with the changes; otherwise, and for packed ones, changes are products of their
-    /// own.
+    /// Changes matrices. `merges`: dense ones are replaced by their sums with the changes, one by one;
+    /// otherwise, and for packed ones, changes are products of their own. After an error, some are changed.
     ///
     /// # Errors
     /// [`Error::Setting`] if the model takes no changes; the errors of `source`.
-    fn adapted(&self, _source: &mut dyn LowRankSource, _merges: bool) -> Result<Box<dyn CausalModel>> {
-        Err(Error::Setting { name: "adapter", why: "is for models of text, and this is another".to_owned() })
+    fn adapt(&mut self, _source: &mut dyn LowRankSource, _merges: bool) -> Result<()> {
+        Err(takes_no_changes())
+    }
+
+    /// Returns another model with the same weights, which it shares, to be [changed](Self::adapt).
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the model takes no changes.
+    fn another(&self) -> Result<Box<dyn CausalModel>> {
+        Err(takes_no_changes())
     }
 
     /// Feeds `batch`, and returns logits `[rows, 1 or tokens, vocab]` in float32; see [`Logits`] for other

@@ -91,8 +91,10 @@ fn is_of_embeddings(file: &str) -> bool {
         }
         Some((folder, file)) => {
             let is_number = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            folder.split_once('_').is_some_and(|(number, _)| is_number(number))
-                && [CONFIG, WEIGHTS].contains(&file)
+            let is_numbered = folder.split_once('_').is_some_and(|(number, _)| is_number(number));
+            let lower = folder.to_lowercase();
+            let is_named = ["pooling", "dense", "normalize"].iter().any(|kind| lower.contains(kind));
+            (is_numbered || is_named) && [CONFIG, WEIGHTS].contains(&file)
         }
     }
 }

@@ -248,11 +248,13 @@ impl CausalModel for EncoderDecoder {
         self.decoder.head(hidden)
     }
 
-    fn adapted(&self, source: &mut dyn LowRankSource, merges: bool) -> Result<Box<dyn CausalModel>> {
-        let mut model = self.clone();
-        let linears = model.encoder.linears().into_iter().chain(model.decoder.linears());
-        linears.into_iter().try_for_each(|linear| linear.adapt(source, merges))?;
-        Ok(Box::new(model))
+    fn adapt(&mut self, source: &mut dyn LowRankSource, merges: bool) -> Result<()> {
+        let mut linears = self.encoder.linears().into_iter().chain(self.decoder.linears());
+        linears.try_for_each(|linear| linear.adapt(source, merges))
+    }
+
+    fn another(&self) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {

@@ -243,8 +243,9 @@ impl<'a> EmbeddingRequest<'a> {
             let wrong = |why: String| Error::Prompt { why: format!("input {} {why}", i + 1) };
             let (tokens, skipped) = match input {
                 EmbeddingInput::Text(text) => {
-                    let text = config.cased(&format!("{prompt}{text}"));
-                    (self.encoded(&text, most)?, skipped)
+                    // As sentence-transformers does.
+                    let text = config.cased(format!("{prompt}{text}").trim());
+                    (self.encoded(&text, most, config.cuts_beginning)?, skipped)
                 }
                 EmbeddingInput::Tokens(tokens) => (tokens.clone(), 0),
             };
@@ -266,22 +267,27 @@ impl<'a> EmbeddingRequest<'a> {
         self.inputs.iter().enumerate().map(text).collect()
     }
 
-    /// Tokenizes a text. One that is cut keeps the special tokens at its end.
-    fn encoded(&self, text: &str, most: usize) -> Result<Vec<TokenId>> {
+    /// Tokenizes a text. One that is cut keeps the special tokens around it.
+    fn encoded(&self, text: &str, most: usize, cuts_beginning: bool) -> Result<Vec<TokenId>> {
         let tokens = self.model.encode(text)?;
         if !self.truncate || tokens.len() <= most {
             return Ok(tokens);
         }
         let plain = self.model.encode_more(text)?;
         let begin = tokens.windows(plain.len().max(1)).position(|window| window == plain).unwrap_or(0);
-        let after = &tokens[(begin + plain.len()).min(tokens.len())..];
-        let kept = most.saturating_sub(after.len()).max(1);
-        Ok([&tokens[..kept], after].concat())
+        let (before, rest) = tokens.split_at(begin);
+        let (own, after) = rest.split_at(plain.len().min(rest.len()));
+        let kept = most.saturating_sub(before.len() + after.len()).clamp(1, own.len().max(1));
+        let own = match cuts_beginning {
+            true => &own[own.len().saturating_sub(kept)..],
+            false => &own[..kept.min(own.len())],
+        };
+        Ok([before, own, after].concat())
     }
 
     /// Number of tokens of the prompt, without the special tokens at its end.
     fn prompt_len(&self, config: &EmbeddingConfig, prompt: &str) -> Result<usize> {
-        let prompt = config.cased(prompt);
+        let prompt = config.cased(prompt.trim());
         let (whole, plain) = (self.model.encode(&prompt)?, self.model.encode_more(&prompt)?);
         let begin = whole.windows(plain.len().max(1)).position(|window| window == plain).unwrap_or(0);
         Ok((begin + plain.len()).min(whole.len()))

@@ -218,6 +218,7 @@ fn help_matches_its_snapshots() {
         "probe",
         "quantize",
         "transcribe",
+        "embed",
         "detect",
         "pull",
         "list",

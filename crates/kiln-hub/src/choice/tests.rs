@@ -73,6 +73,7 @@ fn a_folder_for_embeddings_has_its_modules() {
     };
     assert_eq!(with(&["sentence_bert_config.json"]), ["config.json"]);
     let limits = ["modules.json", "sentence_bert_config.json"];
+    assert!(with(&["modules.json", "pooling/config.json"]).contains(&"pooling/config.json".to_owned()));
     assert_eq!(with(&limits), [&["config.json"], &limits[..], &modules[..]].concat());
 }
 

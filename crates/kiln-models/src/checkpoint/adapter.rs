@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
+    marker::PhantomData,
     path::PathBuf,
 };
 
@@ -10,7 +12,10 @@ use kiln_core::{
     model::{LowRank, LowRankSource},
     source::{self, Source},
 };
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -70,10 +75,42 @@ struct Fields {
     r: usize,
     lora_alpha: f64,
     use_rslora: bool,
-    rank_pattern: BTreeMap<String, usize>,
-    alpha_pattern: BTreeMap<String, f64>,
+    rank_pattern: InOrder<usize>,
+    alpha_pattern: InOrder<f64>,
     bias: String,
     init_lora_weights: Value,
+}
+
+/// The entries of a JSON object in their order: the first name that fits counts.
+#[derive(Debug)]
+struct InOrder<T>(Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for InOrder<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = InOrder<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(InOrder(Vec::new()))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(InOrder(entries))
+            }
+        }
+
+        deserializer.deserialize_any(Entries(PhantomData))
+    }
 }
 
 impl Default for Fields {
@@ -83,8 +120,8 @@ impl Default for Fields {
             r: 8,
             lora_alpha: 8.0,
             use_rslora: false,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
+            rank_pattern: InOrder(Vec::new()),
+            alpha_pattern: InOrder(Vec::new()),
             bias: "none".to_owned(),
             init_lora_weights: Value::Bool(true),
         }
@@ -97,14 +134,21 @@ pub struct Adapter {
     path: PathBuf,
     /// Shapes and numbers of both matrices, by the names of modules of the model.
     changes: BTreeMap<String, Matrices>,
+    /// Modules whose changes were taken.
     taken: BTreeSet<String>,
     fields: Fields,
     scale: f32,
     fingerprint: String,
 }
 
-/// The matrices `a` and `b` of a module, as they are read.
-type Matrices = [Option<(Vec<usize>, Vec<f32>)>; 2];
+/// The change of a module, as it is read.
+#[derive(Debug, Default)]
+struct Matrices {
+    /// Name of the module in the file, which patterns look at.
+    own: String,
+    /// `a` and `b`
+    both: [Option<(Vec<usize>, Vec<f32>)>; 2],
+}
 
 impl Adapter {
     /// Reads an adapter for a model with these names. Its changes are multiplied by `scale`.
@@ -120,11 +164,12 @@ impl Adapter {
                 why: format!("has the scale {scale}; use a number"),
             });
         }
-        let Some(json) = read_json(source, CONFIG)? else {
+        let (Some(json), Some(text)) = (read_json(source, CONFIG)?, source::read_text(source, CONFIG)?)
+        else {
             let why = "is missing; name the folder of a LoRA adapter, as peft saves it".to_owned();
             return Err(file(CONFIG, why));
         };
-        let fields = checked(&json).map_err(|why| file(CONFIG, why))?;
+        let fields = checked(&json, &text).map_err(|why| file(CONFIG, why))?;
         let Some(bytes) = source::read(source, WEIGHTS, MOST_BYTES)? else {
             let why = "is missing; only safetensors are read, so save the adapter again with a new version";
             return Err(file(WEIGHTS, why.to_owned()));
@@ -135,6 +180,12 @@ impl Adapter {
         hash.update(scale.to_le_bytes());
         let tensors = small_tensors(&bytes).map_err(|why| file(WEIGHTS, why))?;
         let changes = changes(tensors, names).map_err(|why| file(WEIGHTS, why))?;
+        let patterns = fields.rank_pattern.0.iter().map(|(name, _)| name);
+        for pattern in patterns.chain(fields.alpha_pattern.0.iter().map(|(name, _)| name)) {
+            if !changes.values().any(|matrices| ends_with(&matrices.own, pattern)) {
+                return Err(file(CONFIG, format!("has a pattern `{pattern}`, which no module has")));
+            }
+        }
         Ok(Self {
             path: source.path(WEIGHTS),
             changes,
@@ -153,7 +204,7 @@ impl Adapter {
     /// Number of elements of all changes.
     pub fn parameters(&self) -> u64 {
         let count = |matrix: &(Vec<usize>, Vec<f32>)| matrix.1.len() as u64;
-        self.changes.values().flatten().flatten().map(count).sum()
+        self.changes.values().flat_map(|matrices| matrices.both.iter().flatten()).map(count).sum()
     }
 
     /// Checks that each change was taken.
@@ -177,11 +228,11 @@ impl Adapter {
 
 impl LowRankSource for Adapter {
     fn take(&mut self, module: &str, [outputs, inputs]: [usize; 2]) -> Result<Option<LowRank>> {
-        let Some([a, b]) = self.changes.get(module) else { return Ok(None) };
+        let Some(Matrices { own, both: [a, b] }) = self.changes.get(module) else { return Ok(None) };
         let (Some((of_a, a)), Some((of_b, b))) = (a, b) else {
             return Err(self.wrong(format!("has only one of the two matrices of `{module}`")));
         };
-        let rank = self.fields.rank(module);
+        let rank = self.fields.rank(own);
         if rank == 0 {
             return Err(self.wrong(format!("has rank 0 for `{module}`")));
         }
@@ -191,12 +242,14 @@ impl LowRankSource for Adapter {
                  fit; the adapter belongs to another model"
             )));
         }
-        let factor = self.fields.scale(module, rank) * f64::from(self.scale);
-        let change = LowRank {
-            rank,
-            a: a.clone(),
-            b: b.iter().map(|number| (f64::from(*number) * factor) as f32).collect(),
-        };
+        let factor = self.fields.scale(own, rank) * f64::from(self.scale);
+        let b: Vec<f32> = b.iter().map(|number| (f64::from(*number) * factor) as f32).collect();
+        if !a.iter().chain(&b).all(|number| number.is_finite()) {
+            return Err(
+                self.wrong(format!("changes `{module}` by numbers that are not finite, times {factor}"))
+            );
+        }
+        let change = LowRank { rank, a: a.clone(), b };
         self.taken.insert(module.to_owned());
         Ok(Some(change))
     }
@@ -214,20 +267,21 @@ impl Fields {
 }
 
 /// The value of the first pattern that a module ends with.
-fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option<T> {
-    let ends = |pattern: &str| {
-        module.strip_suffix(pattern).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
-    patterns.iter().find(|(pattern, _)| ends(pattern)).map(|(_, value)| *value)
+fn of_pattern<T: Copy>(patterns: &InOrder<T>, module: &str) -> Option<T> {
+    patterns.0.iter().find(|(pattern, _)| ends_with(module, pattern)).map(|(_, value)| *value)
+}
+
+/// Whether the last parts of a module's name are `pattern`.
+fn ends_with(module: &str, pattern: &str) -> bool {
+    module.strip_suffix(pattern).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// Parses the config, and refuses what is not computed.
-fn checked(json: &Value) -> Result<Fields, String> {
+fn checked(json: &Value, text: &str) -> Result<Fields, String> {
     let all = json.as_object().ok_or("is not a JSON object")?;
-    let present: serde_json::Map<String, Value> =
-        all.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
-    for (name, value) in &present {
+    for (name, value) in all {
         let is_off = match value {
+            Value::Null => true,
             Value::Bool(on) => !on,
             Value::Array(list) => list.is_empty(),
             Value::Object(map) => map.is_empty(),
@@ -237,7 +291,8 @@ fn checked(json: &Value) -> Result<Fields, String> {
             return Err(format!("asks for `{name}`, which is not computed"));
         }
     }
-    let fields: Fields = serde_json::from_value(Value::Object(present)).map_err(|error| error.to_string())?;
+    // From the text, which has the order of patterns.
+    let fields: Fields = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if fields.peft_type != "LORA" {
         return Err(format!("is one of a `{}` adapter; only LORA is computed", fields.peft_type));
     }
@@ -251,13 +306,14 @@ fn checked(json: &Value) -> Result<Fields, String> {
             "was made by `{how}`, which changes the model's own weights, too; convert it to LoRA"
         ));
     }
-    let patterns = fields.rank_pattern.keys().chain(fields.alpha_pattern.keys());
+    let of_ranks = fields.rank_pattern.0.iter().map(|(name, _)| name);
+    let patterns = of_ranks.chain(fields.alpha_pattern.0.iter().map(|(name, _)| name));
     if let Some(pattern) =
         patterns.into_iter().find(|name| name.contains(|c: char| "[](){}*+?|^$\\".contains(c)))
     {
         return Err(format!("has the pattern `{pattern}`; only names of modules are read"));
     }
-    if !fields.lora_alpha.is_finite() || fields.alpha_pattern.values().any(|alpha| !alpha.is_finite()) {
+    if !fields.lora_alpha.is_finite() || fields.alpha_pattern.0.iter().any(|(_, alpha)| !alpha.is_finite()) {
         return Err("has a `lora_alpha` that is not a number".to_owned());
     }
     Ok(fields)
@@ -275,8 +331,10 @@ fn changes(tensors: SmallTensors, names: &TensorNames) -> Result<BTreeMap<String
             ));
         };
         let known = names.known(&text_name(&format!("{module}.weight")));
-        let module = known.strip_suffix(".weight").unwrap_or(&known).to_owned();
-        changes.entry(module).or_default()[which] = Some(tensor);
+        let known = known.strip_suffix(".weight").unwrap_or(&known).to_owned();
+        let change = changes.entry(known).or_default();
+        change.own = module.to_owned();
+        change.both[which] = Some(tensor);
     }
     if changes.is_empty() {
         return Err("has no tensors".to_owned());

@@ -628,10 +628,12 @@ impl CausalModel for Decoder {
         self.config.sizes.tied
     }
 
-    fn adapted(&self, source: &mut dyn LowRankSource, merges: bool) -> Result<Box<dyn CausalModel>> {
-        let mut decoder = self.clone();
-        decoder.linears().into_iter().try_for_each(|linear| linear.adapt(source, merges))?;
-        Ok(Box::new(decoder))
+    fn adapt(&mut self, source: &mut dyn LowRankSource, merges: bool) -> Result<()> {
+        self.linears().into_iter().try_for_each(|linear| linear.adapt(source, merges))
+    }
+
+    fn another(&self) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, source::is_plain};
 use kiln_kernels::product;
 use kiln_models::checkpoint::Checkpoint;
 use serde::Deserialize;
@@ -14,6 +14,7 @@ use super::Pooling;
 use crate::folder::json;
 
 const MODULES: &str = "modules.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
 
 /// Names of the settings of the first module, by the kinds of models that old versions named them after.
@@ -30,6 +31,8 @@ pub struct EmbeddingConfig {
     pub include_prompt: bool,
     /// Largest number of tokens of a text, if the folder names one.
     pub max_tokens: Option<usize>,
+    /// Whether a text that is cut loses its beginning instead of its end.
+    pub cuts_beginning: bool,
     /// Whether texts are changed to lower case before they are tokenized.
     pub lower_case: bool,
     /// Texts that are put before inputs, by their names.
@@ -75,6 +78,7 @@ struct Module {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct DenseFields {
     in_features: usize,
     out_features: usize,
@@ -88,6 +92,16 @@ struct DenseFields {
 struct LimitFields {
     max_seq_length: Option<usize>,
     do_lower_case: bool,
+    /// Everything else, which must be off.
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TokenizerFields {
+    model_max_length: Option<f64>,
+    truncation_side: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -105,18 +119,41 @@ impl EmbeddingConfig {
     /// Reads the settings of a folder. Without `modules.json`, they name no pooling.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let mut config = Self { include_prompt: true, ..Self::default() };
+        // As in sentence-transformers.
+        config.prompts = ["query", "document"].map(|name| (name.to_owned(), String::new())).into();
+        let tokenizer = json(checkpoint, TOKENIZER_CONFIG)?;
+        if !tokenizer.is_null() {
+            let TokenizerFields { model_max_length, truncation_side } =
+                parsed(checkpoint, TOKENIZER_CONFIG, tokenizer)?;
+            // Tokenizers without a limit name a huge number.
+            config.max_tokens =
+                model_max_length.filter(|most| (1.0..1e9).contains(most)).map(|most| most as usize);
+            config.cuts_beginning = truncation_side.as_deref() == Some("left");
+        }
+        let wrong = |why: String| Error::File { path: checkpoint.path_of(MODULES), why };
         let modules: Vec<Module> = match json(checkpoint, MODULES)? {
             Value::Null => return Ok(config),
             modules => parsed(checkpoint, MODULES, modules)?,
         };
+        if modules.is_empty() {
+            return Err(wrong("lists no modules".to_owned()));
+        }
         for (i, Module { path, kind }) in modules.iter().enumerate() {
-            let wrong = |why: String| Error::File { path: checkpoint.path_of(MODULES), why };
+            if !path.is_empty() && !path.split('/').all(is_plain) {
+                return Err(wrong(format!("names the folder `{path}`, which is not one of its own")));
+            }
             let settings = || json(checkpoint, &inside(path, "config.json"));
+            let is_pooled = !config.poolings.is_empty();
             // Versions differ in the modules of Python that classes are in.
             match kind.rsplit('.').next().unwrap_or_default() {
                 "Transformer" if i == 0 && path.is_empty() => {}
                 "Transformer" => {
                     return Err(wrong(format!("has its model in the folder `{path}`; name that folder")));
+                }
+                _ if i == 0 => return Err(wrong(format!("begins with `{kind}` in place of a Transformer"))),
+                "Pooling" if is_pooled => return Err(wrong("lists several kinds of pooling".to_owned())),
+                "Dense" | "Normalize" if !is_pooled => {
+                    return Err(wrong(format!("lists `{kind}` before the pooling, which is not computed")));
                 }
                 "Pooling" => {
                     let (poolings, include_prompt) = read_pooling(&settings()?).map_err(|why| {
@@ -135,15 +172,28 @@ impl EmbeddingConfig {
             let file = format!("sentence_{name}_config.json");
             let settings = json(checkpoint, &file)?;
             if !settings.is_null() {
-                let LimitFields { max_seq_length, do_lower_case } = parsed(checkpoint, &file, settings)?;
-                (config.max_tokens, config.lower_case) = (max_seq_length, do_lower_case);
+                let LimitFields { max_seq_length, do_lower_case, others } =
+                    parsed(checkpoint, &file, settings)?;
+                if let Some((name, _)) = others.iter().find(|(name, value)| !is_usual(name, value)) {
+                    let why = format!("asks for `{name}`, which is not supported");
+                    return Err(Error::File { path: checkpoint.path_of(&file), why });
+                }
+                config.max_tokens = max_seq_length.or(config.max_tokens);
+                config.lower_case = do_lower_case;
                 break;
             }
         }
         let prompts = json(checkpoint, PROMPTS)?;
         if !prompts.is_null() {
             let PromptFields { prompts, default_prompt_name } = parsed(checkpoint, PROMPTS, prompts)?;
-            (config.prompts, config.default_prompt) = (prompts, default_prompt_name);
+            config.prompts.extend(prompts);
+            if let Some(name) =
+                default_prompt_name.as_ref().filter(|name| !config.prompts.contains_key(*name))
+            {
+                let why = format!("names the default prompt `{name}`, and has none of that name");
+                return Err(Error::File { path: checkpoint.path_of(PROMPTS), why });
+            }
+            config.default_prompt = default_prompt_name;
         }
         Ok(config)
     }
@@ -165,16 +215,10 @@ impl EmbeddingConfig {
 
     /// The prompt with this name.
     pub(super) fn prompt(&self, name: &str) -> Result<&str> {
-        self.prompts.get(name).map(String::as_str).ok_or_else(|| match self.prompts.is_empty() {
-            true => {
-                let why = format!("is `{name}`, and the folder has no prompts; leave it out");
-                Error::Setting { name: "prompt_name", why }
-            }
-            false => Error::Unknown {
-                what: "prompt of the folder",
-                name: name.to_owned(),
-                known: self.prompts.keys().cloned().collect(),
-            },
+        self.prompts.get(name).map(String::as_str).ok_or_else(|| Error::Unknown {
+            what: "prompt of the folder",
+            name: name.to_owned(),
+            known: self.prompts.keys().cloned().collect(),
         })
     }
 
@@ -185,6 +229,19 @@ impl EmbeddingConfig {
     /// The text in the case that the folder asks for.
     pub(super) fn cased(&self, text: &str) -> String {
         if self.lower_case { text.to_lowercase() } else { text.to_owned() }
+    }
+}
+
+/// Whether a setting of the first module is off, or that of every model of texts.
+fn is_usual(name: &str, value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty() || name == "modality_config",
+        Value::String(text) => matches!(
+            (name, text.as_str()),
+            ("transformer_task", "feature-extraction") | ("module_output_name", "token_embeddings")
+        ),
+        _ => false,
     }
 }
 
@@ -200,18 +257,26 @@ fn read_pooling(settings: &Value) -> Result<(Vec<Pooling>, bool), String> {
         ("pooling_mode_lasttoken", Pooling::LastToken),
     ];
 
+    if !settings.is_object() {
+        return Err("is missing, and says how the vectors of tokens become one".to_owned());
+    }
+    let switch = |name: &str, default: bool| match settings.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(on)) => Ok(*on),
+        Some(_) => Err(format!("has a `{name}` that is neither true nor false")),
+    };
     let named = |name: &Value| {
         let name = name.as_str().ok_or("`pooling_mode` is not a name")?;
         name.to_lowercase().parse::<Pooling>().map_err(|error| error.to_string())
     };
     let poolings: Vec<Pooling> = match settings.get("pooling_mode") {
         None | Some(Value::Null) => {
-            // Of all switches, only that of the mean is on by default.
-            let is_on = |(name, pooling): &(&str, Pooling)| match settings.get(*name) {
-                None => *pooling == Pooling::Mean,
-                Some(value) => value.as_bool().unwrap_or(false),
-            };
-            SWITCHES.iter().filter(|switch| is_on(switch)).map(|(_, pooling)| *pooling).collect()
+            let mut found = Vec::new();
+            for (name, pooling) in SWITCHES {
+                // Of all switches, only that of the mean is on by default.
+                found.extend(switch(name, pooling == Pooling::Mean)?.then_some(pooling));
+            }
+            found
         }
         Some(Value::Array(names)) => names.iter().map(named).collect::<Result<_, String>>()?,
         Some(name) => vec![named(name)?],
@@ -219,8 +284,7 @@ fn read_pooling(settings: &Value) -> Result<(Vec<Pooling>, bool), String> {
     if poolings.is_empty() {
         return Err("names no kind of pooling".to_owned());
     }
-    let include_prompt = settings.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
-    Ok((poolings, include_prompt))
+    Ok((poolings, switch("include_prompt", true)?))
 }
 
 /// The name of a file in a folder; in the whole folder if `folder` is empty.
@@ -267,6 +331,9 @@ impl Dense {
                 return Err(wrong(&settings, why));
             }
         };
+        if in_features == 0 || out_features == 0 {
+            return Err(wrong(&settings, "has a matrix without numbers".to_owned()));
+        }
         let mut tensors = checkpoint.small_tensors(&weights)?.ok_or_else(|| {
             let why = "is missing; only safetensors are read, so save the model again with a new version";
             wrong(&weights, why.to_owned())

@@ -88,14 +88,23 @@ impl fmt::Debug for Model {
 }
 
 impl Loaded {
-    /// Changes the weights by an adapter. `merges`: dense weights are replaced.
+    /// Changes the weights by an adapter. `merges`: dense weights are replaced, one matrix after the other.
     fn adapt(&mut self, mut adapter: Adapter, merges: bool) -> Result<()> {
+        // The matrices of modules that are stacked are, too, with zeros: at most four modules are.
+        let bytes = adapter.parameters().saturating_mul(4 * self.dtype.size() as u64);
         let (_, claim) = self.stages.first();
-        let bytes = adapter.parameters() * self.dtype.size() as u64;
-        let claim = claim.budget().claim("the adapter", if merges { 0 } else { bytes })?;
-        let causal = self.causal.adapted(&mut adapter, merges)?;
+        let mut claim = claim.budget().claim("the adapter", bytes)?;
+        let before = self.causal.weight_bytes().held;
+        match Arc::get_mut(&mut self.causal) {
+            Some(causal) if merges => causal.adapt(&mut adapter, true)?,
+            _ => {
+                let mut causal = self.causal.another()?;
+                causal.adapt(&mut adapter, merges)?;
+                self.causal = causal.into();
+            }
+        }
         adapter.finish()?;
-        self.causal = causal.into();
+        claim.resize(self.causal.weight_bytes().held.saturating_sub(before) as u64)?;
         self.parameters += adapter.parameters();
         self.adapters.push(Arc::new(claim));
         if let Some(fingerprint) = &mut self.fingerprint {

@@ -181,6 +181,17 @@ fn gemma4(file: &mut File<'_>) -> Result<Fields, Error> {
     let kv_heads = file.of_layers("attention.head_count_kv")?.unwrap_or_else(|| vec![heads; layers as usize]);
     let of_full = file.head_dim()?;
     let of_windows = file.needed("attention.key_length_swa")?;
+    let stretched = file.number("rope.scaling.factor")?.or(file.number("rope.scale_linear")?);
+    let kind = file.metadata.text(&file.key("rope.scaling.type"))?.unwrap_or("none");
+    if stretched.is_some_and(|factor| factor != 0.0 && factor != 1.0)
+        || !["none", "linear"].contains(&kind)
+        || file.attention()? != 1.0
+    {
+        return Err(file.wrong("rope.scaling", "stretches positions, which is not supported for Gemma 4"));
+    }
+    if file.unsigned("rope.dimension_count")?.is_some_and(|rotated| rotated != of_full) {
+        return Err(file.wrong("rope.dimension_count", format!("is not {of_full}, the size of heads")));
+    }
     if file.unsigned("attention.value_length_swa")?.is_some_and(|values| values != of_windows) {
         return Err(file.wrong("attention.value_length_swa", "is not that of keys, which is not supported"));
     }
@@ -204,8 +215,9 @@ fn gemma4(file: &mut File<'_>) -> Result<Fields, Error> {
     let widths = file.of_layers("feed_forward_length")?.ok_or_else(|| file.missing("feed_forward_length"))?;
     let (before, after) = widths.split_at(first as usize);
     let width = before[0];
-    let doubled = after.first().is_some_and(|other| *other == 2 * width);
-    let wide = if doubled { 2 * width } else { width };
+    let twice = width.saturating_mul(2);
+    let doubled = after.first().is_some_and(|other| *other == twice);
+    let wide = if doubled { twice } else { width };
     if before.iter().any(|other| *other != width) || after.iter().any(|other| *other != wide) {
         let why = "differs between blocks in another way than by sharing keys, which is not supported";
         return Err(file.wrong("feed_forward_length", why));
