@@ -18,7 +18,6 @@ use kiln_core::{
     source::{MemorySource, Source},
     stages::Stages,
 };
-
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
     Arithmetic, Choice, Kernels, PackedLayout, Placement, Use,
