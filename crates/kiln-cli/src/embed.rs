@@ -35,7 +35,7 @@ pub(crate) struct EmbedArgs {
     /// Put this text before each text
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// How the vectors of tokens become one: mean, cls, last, max, mean_sqrt_len_tokens or weightedmean
+    /// How the vectors of tokens become one: mean, cls, lasttoken, max, mean_sqrt_len_tokens or weightedmean
     /// [default: as the model's folder says]
     #[arg(long, value_name = "KIND")]
     pooling: Option<Pooling>,

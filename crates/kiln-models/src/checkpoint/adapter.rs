@@ -2,25 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    marker::PhantomData,
     path::PathBuf,
 };
 
+use indexmap::IndexMap;
 use kiln_core::{
     Error, Result,
     model::{LowRank, LowRankSource},
     source::{self, Source},
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
-};
+use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{SmallTensors, small_tensors};
-use crate::{TensorNames, config::read_json, multimodal::text_name};
+use crate::{TensorNames, multimodal::text_name};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -75,42 +71,11 @@ struct Fields {
     r: usize,
     lora_alpha: f64,
     use_rslora: bool,
-    rank_pattern: InOrder<usize>,
-    alpha_pattern: InOrder<f64>,
+    /// The first pattern that fits counts, so order matters.
+    rank_pattern: Option<IndexMap<String, usize>>,
+    alpha_pattern: Option<IndexMap<String, f64>>,
     bias: String,
     init_lora_weights: Value,
-}
-
-/// The entries of a JSON object in their order: the first name that fits counts.
-#[derive(Debug)]
-struct InOrder<T>(Vec<(String, T)>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for InOrder<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = InOrder<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_unit<E>(self) -> Result<Self::Value, E> {
-                Ok(InOrder(Vec::new()))
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(InOrder(entries))
-            }
-        }
-
-        deserializer.deserialize_any(Entries(PhantomData))
-    }
 }
 
 impl Default for Fields {
@@ -120,8 +85,8 @@ impl Default for Fields {
             r: 8,
             lora_alpha: 8.0,
             use_rslora: false,
-            rank_pattern: InOrder(Vec::new()),
-            alpha_pattern: InOrder(Vec::new()),
+            rank_pattern: None,
+            alpha_pattern: None,
             bias: "none".to_owned(),
             init_lora_weights: Value::Bool(true),
         }
@@ -164,24 +129,22 @@ impl Adapter {
                 why: format!("has the scale {scale}; use a number"),
             });
         }
-        let (Some(json), Some(text)) = (read_json(source, CONFIG)?, source::read_text(source, CONFIG)?)
-        else {
+        let Some(text) = source::read_text(source, CONFIG)? else {
             let why = "is missing; name the folder of a LoRA adapter, as peft saves it".to_owned();
             return Err(file(CONFIG, why));
         };
-        let fields = checked(&json, &text).map_err(|why| file(CONFIG, why))?;
+        let fields = checked(&text).map_err(|why| file(CONFIG, why))?;
         let Some(bytes) = source::read(source, WEIGHTS, MOST_BYTES)? else {
             let why = "is missing; only safetensors are read, so save the adapter again with a new version";
             return Err(file(WEIGHTS, why.to_owned()));
         };
         let mut hash = Sha256::new();
-        hash.update(json.to_string());
+        hash.update(&text);
         hash.update(&bytes);
         hash.update(scale.to_le_bytes());
         let tensors = small_tensors(&bytes).map_err(|why| file(WEIGHTS, why))?;
         let changes = changes(tensors, names).map_err(|why| file(WEIGHTS, why))?;
-        let patterns = fields.rank_pattern.0.iter().map(|(name, _)| name);
-        for pattern in patterns.chain(fields.alpha_pattern.0.iter().map(|(name, _)| name)) {
+        for pattern in fields.patterns() {
             if !changes.values().any(|matrices| ends_with(&matrices.own, pattern)) {
                 return Err(file(CONFIG, format!("has a pattern `{pattern}`, which no module has")));
             }
@@ -256,6 +219,12 @@ impl LowRankSource for Adapter {
 }
 
 impl Fields {
+    /// The names of all patterns.
+    fn patterns(&self) -> impl Iterator<Item = &String> {
+        let of_ranks = self.rank_pattern.iter().flat_map(IndexMap::keys);
+        of_ranks.chain(self.alpha_pattern.iter().flat_map(IndexMap::keys))
+    }
+
     fn rank(&self, module: &str) -> usize {
         of_pattern(&self.rank_pattern, module).unwrap_or(self.r)
     }
@@ -267,8 +236,8 @@ impl Fields {
 }
 
 /// The value of the first pattern that a module ends with.
-fn of_pattern<T: Copy>(patterns: &InOrder<T>, module: &str) -> Option<T> {
-    patterns.0.iter().find(|(pattern, _)| ends_with(module, pattern)).map(|(_, value)| *value)
+fn of_pattern<T: Copy>(patterns: &Option<IndexMap<String, T>>, module: &str) -> Option<T> {
+    patterns.as_ref()?.iter().find(|(pattern, _)| ends_with(module, pattern)).map(|(_, value)| *value)
 }
 
 /// Whether the last parts of a module's name are `pattern`.
@@ -277,9 +246,10 @@ fn ends_with(module: &str, pattern: &str) -> bool {
 }
 
 /// Parses the config, and refuses what is not computed.
-fn checked(json: &Value, text: &str) -> Result<Fields, String> {
-    let all = json.as_object().ok_or("is not a JSON object")?;
-    for (name, value) in all {
+fn checked(text: &str) -> Result<Fields, String> {
+    let wrong = |error: serde_json::Error| error.to_string();
+    let all: BTreeMap<String, Value> = serde_json::from_str(text).map_err(wrong)?;
+    for (name, value) in &all {
         let is_off = match value {
             Value::Null => true,
             Value::Bool(on) => !on,
@@ -291,8 +261,7 @@ fn checked(json: &Value, text: &str) -> Result<Fields, String> {
             return Err(format!("asks for `{name}`, which is not computed"));
         }
     }
-    // From the text, which has the order of patterns.
-    let fields: Fields = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let fields: Fields = serde_json::from_str(text).map_err(wrong)?;
     if fields.peft_type != "LORA" {
         return Err(format!("is one of a `{}` adapter; only LORA is computed", fields.peft_type));
     }
@@ -306,14 +275,14 @@ fn checked(json: &Value, text: &str) -> Result<Fields, String> {
             "was made by `{how}`, which changes the model's own weights, too; convert it to LoRA"
         ));
     }
-    let of_ranks = fields.rank_pattern.0.iter().map(|(name, _)| name);
-    let patterns = of_ranks.chain(fields.alpha_pattern.0.iter().map(|(name, _)| name));
     if let Some(pattern) =
-        patterns.into_iter().find(|name| name.contains(|c: char| "[](){}*+?|^$\\".contains(c)))
+        fields.patterns().find(|name| name.contains(|c: char| "[](){}*+?|^$\\".contains(c)))
     {
         return Err(format!("has the pattern `{pattern}`; only names of modules are read"));
     }
-    if !fields.lora_alpha.is_finite() || fields.alpha_pattern.0.iter().any(|(_, alpha)| !alpha.is_finite()) {
+    if !fields.lora_alpha.is_finite()
+        || fields.alpha_pattern.iter().flat_map(IndexMap::values).any(|alpha| !alpha.is_finite())
+    {
         return Err("has a `lora_alpha` that is not a number".to_owned());
     }
     Ok(fields)

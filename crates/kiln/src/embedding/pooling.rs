@@ -54,12 +54,11 @@ impl Pooling {
 impl FromStr for Pooling {
     type Err = Error;
 
-    /// Parses a name of sentence-transformers; `last` is `lasttoken`.
+    /// Parses a name of sentence-transformers.
     ///
     /// # Errors
     /// [`Error::Unknown`] with the known names.
     fn from_str(text: &str) -> Result<Self> {
-        let text = if text == "last" { "lasttoken" } else { text };
         let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, pooling)| *pooling);
         found.ok_or_else(|| Error::Unknown {
             what: "pooling",
