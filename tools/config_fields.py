@@ -12,7 +12,7 @@ import sys
 from transformers import CONFIG_MAPPING, PreTrainedConfig, __version__
 
 MODELS = [
-    "llama", "mistral", "ministral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
+    "llama", "llama4_text", "mistral", "ministral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma", "gemma2",
     "gemma3_text", "gemma4_text", "gemma4_unified_text",
     "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "smollm3", "olmo2", "olmo3", "exaone4",
     "granite", "cohere2", "glm4", "starcoder2", "gpt2", "gpt_neox", "phi", "seed_oss", "ernie4_5", "mamba", "falcon_mamba", "gpt_oss", "glm4_moe",

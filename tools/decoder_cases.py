@@ -94,6 +94,14 @@ models = (
     ("glm4_moe_lite_other", "Glm4MoeLite", dict(
         **latent, **experts, head_dim=8, q_lora_rank=None, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
         mlp_layer_types=["sparse", "dense", "sparse"], routed_scaling_factor=1.1, tie_word_embeddings=True)),
+    ("llama4_text", "Llama4Text", dict(
+        **heads, num_hidden_layers=4, attention_chunk_size=8, no_rope_layer_interval=2, interleave_moe_layer_step=2, intermediate_size_mlp=56,
+        num_local_experts=5, floor_scale=16, attn_scale=0.5)),
+    ("llama4_text_other", "Llama4Text", dict(
+        head_dim=16, attention_chunk_size=11, no_rope_layers=[1, 0, 1], layer_types=["chunked_attention", "chunked_attention", "full_attention"],
+        moe_layers=[0, 2], intermediate_size_mlp=24, num_local_experts=4, num_experts_per_tok=2, use_qk_norm=False, attention_bias=True,
+        floor_scale=9, tie_word_embeddings=True, rope_parameters=dict(
+            rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32))),
 )
 
 

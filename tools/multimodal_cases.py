@@ -50,6 +50,10 @@ models = (
             text, **delta, moe_intermediate_size=24, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
             experts_implementation="eager"),
         vision_config=dict(qwen, num_position_embeddings=16), tie_word_embeddings=False)),
+    ("llama4", "Llama4", dict(
+        text_config=dict(text, head_dim=12, attention_chunk_size=8, no_rope_layer_interval=3, intermediate_size_mlp=24, num_local_experts=3),
+        vision_config=dict(
+            vision, num_attention_heads=2, pixel_shuffle_ratio=0.5, projector_input_dim=16, projector_output_dim=16, vision_output_dim=16))),
 )
 for seed, (name, cls, settings) in enumerate(models, 301):
     config = getattr(transformers, f"{cls}Config")(**settings)

@@ -503,6 +503,26 @@ static FIELDS: &[Fields] = &[
     )
     .layer_types(),
     of(
+        "llama4_text",
+        &[DECODER, ROPE, NO_ROPE],
+        &[
+            "attention_bias",
+            "attention_chunk_size",
+            "attn_scale",
+            "attn_temperature_tuning",
+            "floor_scale",
+            "hidden_act",
+            "interleave_moe_layer_step",
+            "intermediate_size_mlp",
+            "moe_layers",
+            "num_experts_per_tok",
+            "num_local_experts",
+            "use_qk_norm",
+        ],
+        &["for_llm_compressor", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"],
+    )
+    .layer_types(),
+    of(
         "glm4_moe",
         &[DECODER, ROPE, SIGMOID_EXPERTS],
         &["attention_bias", "hidden_act", "use_qk_norm"],

@@ -43,6 +43,7 @@ mod jamba;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod llama4_text;
 mod mamba;
 mod mamba2;
 mod ministral3;
@@ -141,6 +142,7 @@ pub trait Configured: fmt::Debug {
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,
+    &llama4_text::Llama4Text,
     &ministral3::Ministral3,
     &qwen2::Qwen2,
     &qwen3::Qwen3,

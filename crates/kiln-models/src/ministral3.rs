@@ -50,7 +50,8 @@ impl Architecture for Ministral3 {
         let rope = Rope::new(config, &parameters, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
-        decoder.query_temperature = Some(QueryTemperature { growth, length: trained });
+        decoder.query_temperature =
+            Some(QueryTemperature { growth, length: trained, first: 0, counts_padding: false });
         decoder.attention_mut().for_each(|attention| attention.tempered = true);
         decoder.mlp.activation = mlp::activation(config, "hidden_act", fields.hidden_act.as_deref())?;
         Ok(Box::new(decoder))

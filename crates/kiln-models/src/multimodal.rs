@@ -22,10 +22,11 @@ const fn of(model_type: &'static str, text: &'static str, tied: bool, sizes: [u6
     Multimodal { model_type, text, tied, sizes }
 }
 
-static MULTIMODAL: [Multimodal; 9] = [
+static MULTIMODAL: [Multimodal; 10] = [
     of("gemma3", "gemma3_text", true, [262_208, 2304, 9216, 26, 8]),
     of("gemma4", "gemma4_text", true, [262_144, 2304, 9216, 30, 8]),
     of("gemma4_unified", "gemma4_unified_text", true, [262_144, 2304, 9216, 30, 8]),
+    of("llama4", "llama4_text", false, [202_048, 5120, 8192, 48, 40]),
     of("llava", "llama", false, [32_000, 4096, 11_008, 32, 32]),
     of("mistral3", "mistral", true, [32_000, 4096, 14_336, 32, 32]),
     of("qwen2_5_vl", "qwen2_5_vl_text", false, [152_064, 8192, 29_568, 80, 64]),

@@ -62,7 +62,7 @@ impl Architecture for SmolLm3 {
 ///
 /// # Errors
 /// A list that is too short, or an interval of 0.
-fn rotating(
+pub(crate) fn rotating(
     config: &ConfigFile,
     layers: usize,
     list: Option<Vec<u8>>,

@@ -58,6 +58,9 @@ pub(crate) struct AttentionConfig {
     pub(crate) gate: Option<&'static str>,
     /// Norms of queries and keys before rotation.
     pub(crate) head_norms: Option<HeadNorms>,
+    /// Epsilon of the norm of each head of queries and keys after rotation, which has no weights; `None` if
+    /// there is none.
+    pub(crate) rotated_norm: Option<f64>,
     /// Factors of hidden states, of queries, keys and values before rotation, and of the output.
     pub(crate) factors: Factors<3>,
     /// Factor that queries are multiplied by.
@@ -88,13 +91,17 @@ pub(crate) enum Reach {
     All,
     /// This number of latest tokens, including its own.
     Window(usize),
+    /// The tokens of the same chunk. Chunks of this number of tokens are counted from the first token that is
+    /// not padding.
+    Chunk(usize),
 }
 
 impl Reach {
+    /// Returns the largest number of tokens that a token sees, which are the latest; `None` for all.
     pub(crate) fn window(self) -> Option<usize> {
         match self {
             Self::All => None,
-            Self::Window(window) => Some(window),
+            Self::Window(window) | Self::Chunk(window) => Some(window),
         }
     }
 }
@@ -126,6 +133,7 @@ impl AttentionConfig {
             fused: None,
             gate: None,
             head_norms: None,
+            rotated_norm: None,
             factors: Factors::NONE,
             scale,
             tempered: false,
@@ -164,7 +172,7 @@ impl AttentionConfig {
                 "has {heads} heads of {head_dim} and {value_dim} numbers, which cannot share {kv_heads}"
             ));
         }
-        if reach == Reach::Window(0) {
+        if reach.window() == Some(0) {
             return wrong("has a window of no tokens".to_owned());
         }
         let Some(kind) = rope else { return Ok(()) };
@@ -185,6 +193,7 @@ pub(crate) struct Attention {
     o_proj: Linear,
     /// Norms of queries and keys.
     head_norms: Option<[Norm; 2]>,
+    rotated_norm: Option<Norm>,
     value_norm: Option<Norm>,
     /// Sink of each head, in float32.
     sinks: Option<Tensor<1>>,
@@ -227,11 +236,13 @@ impl Attention {
         };
         let sinks = config.sinks.then(|| weights.vector(&[Part::new(part("sinks"), heads)])).transpose()?;
         let sinks = sinks.map(|sinks| sinks.cast(DType::F32));
-        let value_norm = config
-            .value_norm
-            .zip(qkv_proj.device())
-            .map(|(eps, device)| Norm::plain(value_dim, eps, (&device, qkv_proj.dtype())));
-        Ok(Self { qkv_proj, o_proj, head_norms, value_norm, sinks, config: *config })
+        let plain = |len, eps: Option<f64>| {
+            let (eps, device) = eps.zip(qkv_proj.device())?;
+            Some(Norm::plain(len, eps, (&device, qkv_proj.dtype())))
+        };
+        let rotated_norm = plain(head_dim, config.rotated_norm);
+        let value_norm = plain(value_dim, config.value_norm);
+        Ok(Self { qkv_proj, o_proj, head_norms, rotated_norm, value_norm, sinks, config: *config })
     }
 
     /// The projections that an adapter may change.
@@ -296,11 +307,13 @@ impl Attention {
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let view = part.layer.update(keys, values, &positions)?;
             self.keep(std::slice::from_ref(frame), &view, &positions, places);
-            let (positions, shape) = match self.config.bidirectional {
-                true => self.see_later(frame, places),
-                false => (positions, self.shape()),
-            };
-            mixed.push(attend(queries, view, positions, shape, self.sinks.as_ref(), kernels));
+            if self.config.bidirectional {
+                let (positions, shape) = self.see_later(frame, places);
+                mixed.push(attend(queries, view, positions, shape, self.sinks.as_ref(), kernels));
+            } else {
+                let frames = std::slice::from_ref(frame);
+                mixed.push(self.attend(queries, view, (frames, positions), places, kernels));
+            }
         }
         Ok(mixed)
     }
@@ -311,7 +324,7 @@ impl Attention {
         let (ahead, shape) = match self.config.reach {
             Reach::All => (new.saturating_sub(1), AttentionShape { causal: false, ..shape }),
             // A window of w tokens before and w - 1 after is one of 2 w - 1 that ends w - 1 later.
-            Reach::Window(window) => {
+            Reach::Window(window) | Reach::Chunk(window) => {
                 let ahead = (window - 1).min(new);
                 let window = window.saturating_add(ahead);
                 (ahead, AttentionShape { window: Some(window), end: Some(new), ..shape })
@@ -370,10 +383,31 @@ impl Attention {
             let (keys, values) = (of_rows(keys), of_rows(values));
             let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
             self.keep(frames, &view, &positions, places);
-            mixed.push(attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels));
+            mixed.push(self.attend(queries, view, (frames, positions), places, kernels));
             parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
         }
         Ok(mixed)
+    }
+
+    /// Attends with the queries of adjacent frames, at these positions.
+    fn attend(
+        &self,
+        queries: Tensor<4>,
+        view: KvView,
+        (frames, positions): (&[Frame], Positions),
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> Tensor<4> {
+        let run = |queries, view, positions| {
+            attend(queries, view, positions, self.shape(), self.sinks.as_ref(), kernels)
+        };
+        let Reach::Chunk(len) = self.config.reach else { return run(queries, view, positions) };
+        let chunks = places.chunks(frames, len).into_iter();
+        let mixed = chunks.map(|(tokens, positions)| {
+            run(queries.clone().narrow(2, tokens.start, tokens.len()), view.clone(), positions)
+        });
+        let mut mixed: Vec<_> = mixed.collect();
+        if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 2) }
     }
 
     fn shape(&self) -> AttentionShape {
@@ -427,8 +461,16 @@ impl Attention {
         let [queries, keys] = match &self.head_norms {
             None => {
                 let both = rotate(both.narrow(2, 0, heads + kv_heads).swap_dims(1, 2));
+                let both = match &self.rotated_norm {
+                    Some(norm) => {
+                        let vectors = both.reshape([batch * (heads + kv_heads), tokens, head_dim]);
+                        norm.forward(vectors, kernels).reshape([batch, heads + kv_heads, tokens, head_dim])
+                    }
+                    None => both,
+                };
                 [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
             }
+            // No model norms heads both before and after.
             Some([q_norm, k_norm]) => {
                 let all_heads = both.dims()[2];
                 let vectors = both.reshape([batch * tokens, all_heads, head_dim]);

@@ -655,7 +655,7 @@ impl CausalModel for Decoder {
             None => x,
         };
         if let Some(table) = &self.embed_positions {
-            x = x + table.select(places.first().token_positions(pass), kernels);
+            x = x + table.select(places.first().token_positions(pass, false), kernels);
         }
         if let Some(TextEncoderParts { of_type, norm }) = &self.text_encoder {
             x = norm.forward(x + of_type.clone(), kernels);

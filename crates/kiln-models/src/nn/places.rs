@@ -113,6 +113,8 @@ pub(crate) struct Places<'a> {
     ropes: Option<&'a Ropes>,
     device: Device,
     positions: Vec<(Vec<Frame>, Positions)>,
+    /// Chunks of the new tokens by their length and the frames.
+    chunks: Vec<(usize, Vec<Frame>, Vec<Chunk>)>,
     /// Layer and head of each requested alignment. `alignments` collects the attention of these heads to the
     /// encoder, one tensor `[rows, heads, tokens, positions]` per layer so far.
     pub(crate) aligned: &'a [(usize, usize)],
@@ -126,12 +128,19 @@ pub(crate) struct Places<'a> {
     kept: Vec<(RopeKind, Kept)>,
 }
 
+/// Tokens of a pass that lie in one chunk of their rows, counted from the first new one, and their positions.
+type Chunk = (Range<usize>, Positions);
+
 /// A factor of queries that grows with their position: `1 + growth · ln(1 + ⌊position / length⌋)`. It keeps
 /// attention sharp in long sequences (Llama 4, and Ministral 3).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueryTemperature {
     pub(crate) growth: f64,
     pub(crate) length: usize,
+    /// Position of the first token.
+    pub(crate) first: usize,
+    /// Whether padding counts.
+    pub(crate) counts_padding: bool,
 }
 
 /// Cosines and sines, `[1 or batch, new, rotated / 2]`, or of a flat pass `[1, tokens, rotated / 2]`.
@@ -156,6 +165,7 @@ impl<'a> Places<'a> {
             ropes,
             device: device.clone(),
             positions: Vec::new(),
+            chunks: Vec::new(),
             aligned: &[],
             alignments: Vec::new(),
             temperature: None,
@@ -333,15 +343,60 @@ impl<'a> Places<'a> {
         positions
     }
 
+    /// Divides the new tokens of adjacent frames, equally many in each, where a chunk of `len` tokens begins
+    /// in any row. Each part has positions from which a row sees only its own chunk.
+    pub(super) fn chunks(&mut self, frames: &[Frame], len: usize) -> Vec<Chunk> {
+        if let Some((.., chunks)) = self.chunks.iter().find(|(of, known, _)| *of == len && known == frames) {
+            return chunks.clone();
+        }
+        let positions = self.positions(frames);
+        let begin = |row: &RowPosition, token: usize| {
+            let seen = (row.first + token).saturating_sub(row.visible_from);
+            row.visible_from + seen / len * len
+        };
+        let new = frames.first().map_or(0, Frame::new_tokens);
+        let rows = &positions.on_host;
+        let changes = |token: &usize| rows.iter().any(|row| begin(row, *token) != begin(row, token - 1));
+        let cuts: Vec<usize> =
+            std::iter::once(0).chain((1..new).filter(changes)).chain(std::iter::once(new)).collect();
+        let at = |token: usize| {
+            let place = |row: &RowPosition| RowPosition {
+                first: row.first + token,
+                visible_from: begin(row, token),
+                ..*row
+            };
+            let on_host: Vec<RowPosition> = rows.iter().map(place).collect();
+            if on_host[..] == rows[..] {
+                return positions.clone();
+            }
+            match frames.iter().all(|frame| self.steps(frame).is_some()) {
+                // Computed on the device, so that a captured step can do it.
+                true => {
+                    let [first, padding, base] =
+                        [0, 1, 2].map(|which| positions.on_device.clone().narrow(0, which, 1));
+                    let seen = (first.clone() - padding.clone()).clamp_min(0);
+                    let visible_from = padding + seen.div_scalar(len as i64).mul_scalar(len as i64);
+                    let on_device = Tensor::cat(vec![first, visible_from, base], 0);
+                    Positions { on_device, on_host: on_host.into() }
+                }
+                false => Positions::new(on_host, &self.device),
+            }
+        };
+        let chunks: Vec<Chunk> = cuts.windows(2).map(|cut| (cut[0]..cut[1], at(cut[0]))).collect();
+        self.chunks.push((len, frames.to_vec(), chunks.clone()));
+        chunks
+    }
+
     /// Computes the factors of queries.
     pub(crate) fn set_temperature(&mut self, temperature: QueryTemperature, pass: &Pass<'_>) {
-        let QueryTemperature { growth, length } = temperature;
-        let end = |PassRows { skip, seen, .. }| seen + self.batch.len() - skip;
+        let QueryTemperature { growth, length, first, counts_padding } = temperature;
+        let end = |PassRows { skip, seen, .. }| first + seen + self.batch.len() - skip;
         // The positions of prepared steps grow.
         if self.batch.steps.is_none() && pass.rows().map(end).all(|end| end <= length) {
             return;
         }
-        let turns = self.token_positions(pass).div_scalar(length as i64).float().cast(DType::F32);
+        let positions = self.token_positions(pass, counts_padding).add_scalar(first as i64);
+        let turns = positions.div_scalar(length as i64).float().cast(DType::F32);
         let [rows, tokens] = turns.dims();
         self.temperature = Some(((turns.log1p() * growth) + 1.0).reshape([rows, 1, tokens, 1]));
     }
@@ -357,8 +412,8 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Returns the position of every token, `[rows, columns]` or `[1, tokens]`, not counting padding.
-    pub(crate) fn token_positions(&self, pass: &Pass<'_>) -> Tensor<2, Int> {
+    /// Returns the position of every token, `[rows, columns]` or `[1, tokens]`.
+    pub(crate) fn token_positions(&self, pass: &Pass<'_>, counts_padding: bool) -> Tensor<2, Int> {
         let rows = self.batch.rows();
         let frames: Vec<Frame> =
             pass.rows().map(|PassRows { rows, skip, seen }| self.frame_of(rows, skip, seen)).collect();
@@ -367,12 +422,18 @@ impl<'a> Places<'a> {
         {
             let [first, visible_from] =
                 [0, 1].map(|which| steps.positions.on_device.clone().narrow(0, which, 1));
-            return (first - visible_from).clamp_min(0).reshape([rows, 1]);
+            let positions = if counts_padding { first } else { (first - visible_from).clamp_min(0) };
+            return positions.reshape([rows, 1]);
         }
+        let all = |frame: &Frame| -> Vec<usize> {
+            let own = frame.first..frame.first + frame.new;
+            frame.rows.clone().flat_map(|_| own.clone()).collect()
+        };
+        let unpadded =
+            |frame| self.unpadded(frame).into_iter().flat_map(|(_, positions)| positions).collect();
         let positions: Vec<i32> = frames
             .iter()
-            .flat_map(|frame| self.unpadded(frame))
-            .flat_map(|(_, positions)| positions)
+            .flat_map(|frame| if counts_padding { all(frame) } else { unpadded(frame) })
             .map(|position| position as i32)
             .collect();
         let shape = match self.layout {

@@ -197,6 +197,7 @@ fn plainly(config: &DecoderConfig, tokens: &[u32]) -> Vec<f64> {
                 let first = match a.reach {
                     Reach::All => 0,
                     Reach::Window(window) => (position + 1).saturating_sub(window),
+                    Reach::Chunk(len) => position / len * len,
                 };
                 let query = &q[position][head * a.head_dim..][..a.head_dim];
                 let score = |key: usize| {

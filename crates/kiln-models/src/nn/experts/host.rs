@@ -113,15 +113,15 @@ impl HostExperts {
     /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `x`: `[batch, tokens, 1 or chosen, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
     /// `[batch, tokens, chosen, hidden]`.
     pub(super) fn forward(
         &self,
-        x: Tensor<3>,
+        x: Tensor<4>,
         experts: Tensor<3, Int>,
         kernels: &Kernels,
     ) -> Result<Tensor<4>> {
-        let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
+        let ([batch, tokens, each, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let device = x.device();
         let routing = read_now(experts)?;
         let (here, away) = self.visits(routing.iter::<i64>());
@@ -129,10 +129,10 @@ impl HostExperts {
 
         // The vectors of each expert's tokens, made contiguous.
         let order: Vec<usize> = visits.iter().flat_map(|visit| visit.pairs.iter().copied()).collect();
-        let vectors = x.reshape([1, batch * tokens, hidden]);
-        let vectors = match batch * tokens {
+        let vectors = x.reshape([1, batch * tokens * each, hidden]);
+        let vectors = match batch * tokens * each {
             1 => vectors.expand([1, chosen, hidden]),
-            _ => vectors.select(1, numbers(order.iter().map(|pair| pair / chosen), &device)),
+            _ => vectors.select(1, numbers(order.iter().map(|pair| pair * each / chosen), &device)),
         };
         let mut products = Vec::with_capacity(visits.len());
         let mut start = 0;

@@ -57,6 +57,8 @@ pub(crate) struct RouterConfig {
     pub(crate) scale: f32,
     /// The norm of the vectors that are routed; `None` if there is none.
     pub(crate) norm: Option<RouterNorm>,
+    /// Whether weights are factors of the vectors that experts see, instead of those that they return.
+    pub(crate) weighs_inputs: bool,
 }
 
 /// A norm of the vectors that are routed, and factors of the weights of experts (`Gemma4TextRouter`).
@@ -78,6 +80,7 @@ impl RouterConfig {
             groups: None,
             scale: 1.0,
             norm: None,
+            weighs_inputs: false,
         }
     }
 }
@@ -450,7 +453,7 @@ impl Experts {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let ExpertsConfig { chosen, router, .. } = self.config;
-        let RouterConfig { scores, float32, normalised, groups, scale, .. } = router;
+        let RouterConfig { scores, float32, normalised, groups, scale, weighs_inputs, .. } = router;
         let routed = match &self.routed {
             Some((norm, _)) => norm.forward(routed, kernels),
             None => routed,
@@ -481,6 +484,15 @@ impl Experts {
         let x = match &self.latent {
             Some([into, _]) => into.forward(x, kernels),
             None => x,
+        };
+        let [batch, tokens, width] = x.dims();
+        let x = x.reshape([batch, tokens, 1, width]);
+        let (x, weights) = match weighs_inputs {
+            true => {
+                let ones = weights.ones_like();
+                (x.clone() * weights.cast(x.dtype()).reshape([batch, tokens, chosen, 1]), ones)
+            }
+            false => (x, weights),
         };
         let x = match &*self.experts {
             Placed::OnDevice(stacks) => stacks.forward(x, experts, kernels),
@@ -518,14 +530,13 @@ impl Stacks {
     /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `x`: `[batch, tokens, 1 or chosen, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
     /// `[batch, tokens, chosen, hidden]`.
-    fn forward(&self, x: Tensor<3>, experts: Tensor<3, Int>, kernels: &Kernels) -> Tensor<4> {
-        let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
+    fn forward(&self, x: Tensor<4>, experts: Tensor<3, Int>, kernels: &Kernels) -> Tensor<4> {
+        let ([batch, tokens, _, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let project = |x: Tensor<4>, weight: &MatrixStack| {
             kernels.run(ExpertLinear { x, weight: weight.clone(), experts: experts.clone() })
         };
-        let x = x.reshape([batch, tokens, 1, hidden]);
         let into = |weight: &MatrixStack| {
             let y = project(x.clone(), weight);
             let width = y.dims()[3];
