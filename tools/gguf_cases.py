@@ -29,6 +29,7 @@ def configs(T):
     long = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, original_max_position_embeddings=4096,
                 short_factor=[1.0 + 0.25 * i for i in range(6)], long_factor=[2.0 + 0.5 * i for i in range(6)])
     delta = dict(linear_key_head_dim=8, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)
+    latent = dict(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=16)
     mamba_2 = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=2)
     neox = T.GPTNeoXConfig(**layer_normed(num_key_value_heads=4), layer_norm_eps=1e-5, rotary_pct=0.25)
     return [
@@ -77,6 +78,17 @@ def configs(T):
         T.Qwen3_5TextConfig(**with_(num_hidden_layers=4), head_dim=16, **delta),
         T.Qwen3_5MoeTextConfig(**with_(num_hidden_layers=4), head_dim=16, **delta, **experts, moe_intermediate_size=32,
                                shared_expert_intermediate_size=48),
+        T.Qwen3NextConfig(**with_(num_hidden_layers=4), head_dim=16, **delta, **experts, moe_intermediate_size=32,
+                          shared_expert_intermediate_size=48),
+        T.DeepseekV2Config(**with_(num_key_value_heads=4, num_hidden_layers=3), **latent, q_lora_rank=None, n_routed_experts=4, num_experts_per_tok=2,
+                           moe_intermediate_size=32, first_k_dense_replace=1, routed_scaling_factor=2.5),
+        T.DeepseekV3Config(**with_(num_key_value_heads=4, num_hidden_layers=3), **latent, q_lora_rank=24, n_routed_experts=4, num_experts_per_tok=2,
+                           moe_intermediate_size=32, first_k_dense_replace=1, n_group=2, topk_group=1,
+                           rope_parameters=dict(yarn, mscale=0.707, mscale_all_dim=0.707)),
+        T.Glm4MoeLiteConfig(**with_(num_key_value_heads=4, num_hidden_layers=3), **latent, head_dim=8, q_lora_rank=24, n_routed_experts=4,
+                            num_experts_per_tok=2, moe_intermediate_size=32, num_nextn_predict_layers=0, pad_token_id=0),
+        T.Llama4TextConfig(**with_(num_hidden_layers=4), head_dim=16, intermediate_size_mlp=48, interleave_moe_layer_step=2, num_local_experts=2,
+                           num_experts_per_tok=1, rope_parameters=llama3),
         T.Lfm2Config(**with_(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
         T.Lfm2MoeConfig(**with_(num_hidden_layers=3), **experts, layer_types=["conv", "full_attention", "conv"], moe_intermediate_size=32,
                         num_dense_layers=1),
@@ -113,7 +125,7 @@ def convert(folder, file, file_type="ALL_F32", with_size=False):
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(hparams["vocab_size"])}}, "added_tokens": []}))
     model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
     # Blocks that predict further tokens are no part of these models.
-    model.no_mtp = model.no_mtp or hparams["model_type"].startswith("qwen3_5")
+    model.no_mtp = model.no_mtp or hparams["model_type"].startswith(("qwen3_5", "qwen3_next"))
     # The converter knows the names of older versions.
     if hparams["model_type"] == "granitemoehybrid":
         hparams["layer_types"] = [name.replace("full_", "").replace("linear_attention", "mamba") for name in hparams["layer_types"]]

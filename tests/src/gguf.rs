@@ -121,7 +121,16 @@ impl Case {
 
     /// Returns the numbers of a tensor of the checkpoint, in its order.
     fn stored(&self, name: &str, shape: &[usize], heads: Heads, format: Format) -> Vec<f32> {
-        if let ("gpt_oss", Some((block, part))) = (self.model_type(), name.split_once(".mlp.experts.")) {
+        if name.ends_with("kv_b_proj.weight") {
+            return self.stored_latents(name, heads, format);
+        }
+        if name.ends_with("in_proj_qkvz.weight") {
+            return self.stored_delta(name, heads, format);
+        }
+        let experts = [".mlp.experts.", ".feed_forward.experts."];
+        if let ("gpt_oss" | "llama4_text", Some((block, part))) =
+            (self.model_type(), experts.into_iter().find_map(|experts| name.split_once(experts)))
+        {
             let block = block.replace("model.layers", "blk");
             return self.stored_experts(&block, part, shape, format);
         }
@@ -149,6 +158,7 @@ impl Case {
             .replace("query_key_value", "q_proj")
             .replace("embed_out", "lm_head")
             .replace("router.layer", "router")
+            .replace("in_proj_ba", "in_proj_b")
             .replace("shared_mlp.output_linear", "block_sparse_moe.shared_mlp.down_proj");
         let found = source(self.model_type(), &known, heads).unwrap();
         let is_joined = known.contains("q_proj") && known != name;
@@ -160,7 +170,7 @@ impl Case {
             return (0..rows * columns).map(|i| numbers[i % columns * rows + i / columns]).collect();
         }
         let first = found.rows(rows).unwrap().start;
-        // Queries and gates are one matrix in both.
+        // Queries and gates are one matrix in both, and so are the two vectors of a delta net.
         let undo = if matches!(found.undo, Undo::Half { .. }) { Undo::Nothing } else { found.undo };
         let place = |row: usize| match is_joined {
             // The checkpoint has all of the first head, then all of the second, and so on.
@@ -182,8 +192,8 @@ impl Case {
     /// Returns the place in the file of row `row` of a tensor of a delta net: heads of values that share keys
     /// are adjacent in a checkpoint, and not in the file.
     fn by_values(&self, name: &str, row: usize) -> usize {
-        let Some((_, part)) = name.split_once("linear_attn.").filter(|(_, part)| !part.starts_with("norm"))
-        else {
+        let is_moved = |part: &str| !part.starts_with("norm") && self.model_type() != "qwen3_next";
+        let Some((_, part)) = name.split_once("linear_attn.").filter(|(_, part)| is_moved(part)) else {
             return row;
         };
         let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
@@ -199,6 +209,49 @@ impl Case {
         before + (head % sharing * keys + head / sharing) * width + value % width
     }
 
+    /// Returns the numbers of the projection from latents to the keys and values of each head. In the file,
+    /// the matrices of keys are transposed.
+    fn stored_latents(&self, name: &str, heads: Heads, format: Format) -> Vec<f32> {
+        let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
+        let (rank, keys, values) = (size("kv_lora_rank"), size("qk_nope_head_dim"), size("v_head_dim"));
+        let of = |part: &str| {
+            let name = name.replace("kv_b_proj", part);
+            self.numbers(&source(self.model_type(), &name, heads).unwrap().name, format).1
+        };
+        let (of_keys, of_values) = (of("k_b_proj_transposed"), of("v_b_proj"));
+        let number = |head: usize, row: usize, column: usize| match row.checked_sub(keys) {
+            None => of_keys[(head * rank + column) * keys + row],
+            Some(row) => of_values[(head * values + row) * rank + column],
+        };
+        let rows = (0..heads.heads).flat_map(|head| (0..keys + values).map(move |row| (head, row)));
+        rows.flat_map(|(head, row)| (0..rank).map(move |column| number(head, row, column))).collect()
+    }
+
+    /// Returns the numbers of the projection to queries, keys, values and gates, sorted by heads of keys. In
+    /// the file, it is sorted by these parts.
+    fn stored_delta(&self, name: &str, heads: Heads, format: Format) -> Vec<f32> {
+        let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
+        let of = |part: &str| {
+            let name = name.replace("in_proj_qkvz", part);
+            self.numbers(&source(self.model_type(), &name, heads).unwrap().name, format).1
+        };
+        let all = [of("in_proj_qkv"), of("in_proj_z")].concat();
+        let width = size("hidden_size");
+        let keys = size("linear_key_head_dim");
+        let values = size("linear_num_value_heads") / heads.state_heads * size("linear_value_head_dim");
+        let mut first = 0;
+        let mut parts = Vec::new();
+        for rows in [keys, keys, values, values] {
+            parts.push((first, rows));
+            first += heads.state_heads * rows;
+        }
+        let of_head = |head: usize| {
+            let rows = parts.iter().map(move |(first, rows)| (first + head * rows, *rows));
+            rows.flat_map(|(first, rows)| all[first * width..][..rows * width].iter().copied())
+        };
+        (0..heads.state_heads).flat_map(of_head).collect()
+    }
+
     /// Returns the numbers of a tensor of all experts of Granite: `[experts, out, in]`, gate before up.
     fn stored_mixture(&self, module: &str, part: &str, shape: &[usize], format: Format) -> Vec<f32> {
         let block = module.rsplit_once('.').unwrap().0.replace("model.layers", "blk");
@@ -210,8 +263,8 @@ impl Case {
         (0..shape[0]).flat_map(expert).collect()
     }
 
-    /// Returns the numbers of a tensor of all experts of gpt-oss: `[experts, in, out]`, or `[experts, out]`,
-    /// in which gate and up alternate.
+    /// Returns the numbers of a tensor of all experts: `[experts, in, out]`, or `[experts, out]`. Gate and up
+    /// alternate in gpt-oss, and follow each other in Llama 4.
     fn stored_experts(&self, block: &str, part: &str, shape: &[usize], format: Format) -> Vec<f32> {
         let (part, kind) = match part.strip_suffix("_bias") {
             Some(part) => (part, "bias"),
@@ -223,8 +276,12 @@ impl Case {
         let (out, input) = (shape[shape.len() - 1], if shape.len() == 3 { shape[1] } else { 1 });
         let number = |i: usize| {
             let (expert, from, to) = (i / out / input, i / out % input, i % out);
-            let (own, row) = (&parts[to % parts.len()], expert * (out / parts.len()) + to / parts.len());
-            own[row * input + from]
+            let rows = out / parts.len();
+            let (part, row) = match self.model_type() {
+                "gpt_oss" => (to % parts.len(), to / parts.len()),
+                _ => (to / rows, to % rows),
+            };
+            parts[part][(expert * rows + row) * input + from]
         };
         (0..shape.iter().product()).map(number).collect()
     }
@@ -234,7 +291,11 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
         let number = |key: &str| self.config[key].as_u64().unwrap_or(0) as usize;
-        let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
+        let heads = Heads {
+            heads: number("num_attention_heads"),
+            kv_heads: number("num_key_value_heads"),
+            state_heads: number("linear_num_key_heads"),
+        };
         let mut tensors = BTreeMap::new();
         for (name, shape) in &self.checkpoint {
             let numbers = self.stored(name, shape, heads, format).into_iter();
@@ -310,8 +371,10 @@ fn packed_weights_give_the_logits_of_unpacked_ones() {
     let all = cases();
     let of = |name: &str| all.iter().find(|case| case.model_type() == name).unwrap();
     let of_qwen2 = formats.map(|format| (of("qwen2"), format));
-    // Rows in another order.
-    for (case, format) in of_qwen2.into_iter().chain([(of("qwen3_5_text"), Format::Q8_0)]) {
+    // Rows in another order, and matrices of heads.
+    let others = ["qwen3_5_text", "qwen3_next", "deepseek_v3", "llama4_text"].map(of);
+    let others = others.map(|case| (case, Format::Q8_0));
+    for (case, format) in of_qwen2.into_iter().chain(others) {
         let files = tempfile::tempdir().unwrap();
         let path = case.gguf(&files, format);
         let packed = case.tensors.keys().filter(|name| case.format(name, format) == format).count();

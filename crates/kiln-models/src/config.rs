@@ -209,7 +209,8 @@ impl Common {
 }
 
 /// Fields that only configs of GGUF files have, about the order of their tensors.
-const OF_GGUF: [&str; 2] = ["linear_heads_alternate", "shared_mlp_apart"];
+const OF_GGUF: [&str; 4] =
+    ["absorbs_keys", "linear_gates_apart", "linear_heads_alternate", "shared_mlp_apart"];
 
 /// The JSON of a `config.json`, with its path for messages.
 #[derive(Clone, Debug)]

@@ -30,6 +30,9 @@ struct Fields {
     qk_rope_head_dim: Option<usize>,
     v_head_dim: Option<usize>,
     rope_interleave: Option<bool>,
+    /// Whether the projection of latents to keys is stored only in the form that queries are multiplied by,
+    /// as in GGUF files.
+    absorbs_keys: bool,
 }
 
 /// Sizes that a config leaves out.
@@ -80,6 +83,7 @@ pub(crate) fn latent(config: &ConfigFile, defaults: LatentDefaults) -> Result<De
         rank,
         query_rank,
         bias: fields.attention_bias,
+        expands: !fields.absorbs_keys,
         scale: (whole as f64).powf(-0.5) * parameters.score_factor(),
     };
     let mut decoder = DecoderConfig::new(common, rope.into());

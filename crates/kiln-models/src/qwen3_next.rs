@@ -36,6 +36,8 @@ struct Fields {
     linear_conv_kernel_dim: Option<usize>,
     /// Whether value head `h` has key head `h mod n` of `n`, as in GGUF files.
     linear_heads_alternate: bool,
+    /// Whether gates are a matrix of their own, beside that of queries, keys and values, as in GGUF files.
+    linear_gates_apart: bool,
     linear_key_head_dim: Option<usize>,
     linear_value_head_dim: Option<usize>,
     linear_num_key_heads: Option<usize>,
@@ -170,9 +172,10 @@ impl Architecture for Qwen3Next {
         let by_head = |parts: &[(&'static str, usize)]| ByHead::new(delta.key_heads, parts);
         decoder.by_head.push(("in_proj_qkvz.weight", by_head(&[q, k, v, z])));
         decoder.by_head.push(("in_proj_ba.weight", by_head(&[b, a])));
+        let Fields { linear_gates_apart, .. } = config.parse()?;
         for block in &mut decoder.blocks {
             if let MixerConfig::State(StateConfig::DeltaNet(delta)) = &mut block.mixer {
-                delta.apart = true;
+                delta.apart = !linear_gates_apart;
             }
         }
         set_experts(config, &mut decoder, [512, 10])?;

@@ -13,7 +13,7 @@ use super::{
     locate::{Locator, Piece},
     upload::Uploader,
 };
-use crate::{HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
+use crate::{HostMatrix, LoadTarget, Part, Weights, nn::names::TRANSPOSED};
 
 /// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
@@ -78,10 +78,10 @@ impl<'a> Loader<'a> {
     }
 
     /// Counts the elements of tensors that are loaded for the first time: a head that is also the embedding
-    /// is loaded twice if it is on another device.
+    /// is loaded twice if it is on another device. A tensor and its transposed copy count as one.
     fn count(&mut self, pieces: &[Piece<'_>]) {
         for piece in pieces {
-            if self.loaded.insert(piece.name.to_owned()) && !is_second(piece.name) {
+            if self.loaded.insert(piece.name.replace(TRANSPOSED, "")) {
                 self.parameters += piece.of as u64 * piece.columns as u64;
             }
         }

@@ -183,7 +183,12 @@ impl Checkpoint {
         let fits = match is_gguf {
             true => {
                 let is_vector = shape.len() == 1 && own.iter().product::<usize>() == shape[0];
-                is_vector || own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1))
+                // The matrices of all heads.
+                let is_stack = matches!((own, shape), (&[heads, rows, width], &[all, columns])
+                    if heads.checked_mul(rows) == Some(all) && width == columns);
+                is_vector
+                    || is_stack
+                    || own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1))
             }
             false => own == shape,
         };
@@ -209,7 +214,7 @@ impl Checkpoint {
 
     /// Returns the tensor that contains `name` of a GGUF file, and the rows of `name` in it, if the file has
     /// queries, keys and values in one tensor.
-    fn joined(&self, name: String, Heads { heads, kv_heads }: Heads) -> (String, Option<Range<usize>>) {
+    fn joined(&self, name: String, Heads { heads, kv_heads, .. }: Heads) -> (String, Option<Range<usize>>) {
         let parts =
             [(".attn_q.", 0, heads), (".attn_k.", heads, kv_heads), (".attn_v.", heads + kv_heads, kv_heads)];
         let found =

@@ -196,7 +196,11 @@ impl Checkpoint {
         let config = ConfigFile::of_gguf(&folder, &files)?;
         let number = |key: &str| Some(config.get(key)?.as_u64()? as usize);
         let heads = number("num_attention_heads").unwrap_or(0);
-        let heads = Heads { heads, kv_heads: number("num_key_value_heads").unwrap_or(heads) };
+        let heads = Heads {
+            heads,
+            kv_heads: number("num_key_value_heads").unwrap_or(heads),
+            state_heads: number("linear_num_key_heads").unwrap_or(0),
+        };
         let model_type = config.model_type()?;
         let mut tensors = BTreeMap::new();
         for (file, part) in files.parts().iter().enumerate() {

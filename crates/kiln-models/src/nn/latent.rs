@@ -41,6 +41,9 @@ pub(crate) struct LatentConfig {
     pub(crate) query_rank: Option<usize>,
     /// Whether the projections to latents, and the output projection, have biases.
     pub(crate) bias: bool,
+    /// Whether prompts attend to keys and values that latents are expanded to. Otherwise all tokens attend to
+    /// latents, and the projection of latents to keys is not needed.
+    pub(crate) expands: bool,
     /// Factor of the scores.
     pub(crate) scale: f64,
 }
@@ -72,8 +75,8 @@ pub(crate) struct LatentAttention {
     into_latents: MatrixStack,
     /// `[heads, value_dim, rank]`: makes values of latents.
     values: MatrixStack,
-    /// Projection of latents to the keys of all heads.
-    key_proj: Linear,
+    /// Projection of latents to the keys of all heads, to [expand](LatentConfig::expands) them.
+    key_proj: Option<Linear>,
     o_proj: Linear,
     /// Numbers of the heads, `[1, 1, heads]`.
     numbers: Tensor<3, Int>,
@@ -114,7 +117,10 @@ impl LatentAttention {
             latent_norm,
             into_latents,
             values,
-            key_proj: Linear::load(weights, &part("k_b_proj"), [rank, heads * key_dim], false)?,
+            key_proj: match config.expands {
+                true => Some(Linear::load(weights, &part("k_b_proj"), [rank, heads * key_dim], false)?),
+                false => None,
+            },
             o_proj: Linear::load(weights, &part("o_proj"), [heads * value_dim, hidden], bias)?,
             config,
         })
@@ -129,9 +135,9 @@ impl LatentAttention {
 
     pub(crate) fn bytes(&self) -> usize {
         let of_queries = self.queries.as_ref().map_or(0, |(norm, linear)| norm.bytes() + linear.bytes());
-        let linears = [&self.in_proj, &self.key_proj, &self.o_proj];
+        let linears = [&self.in_proj, &self.o_proj].into_iter().chain(&self.key_proj);
         let stacks = [&self.into_latents, &self.values];
-        linears.into_iter().map(Linear::bytes).sum::<usize>()
+        linears.map(Linear::bytes).sum::<usize>()
             + stacks.into_iter().map(MatrixStack::bytes).sum::<usize>()
             + of_queries
             + self.latent_norm.bytes()
@@ -216,17 +222,17 @@ impl LatentAttention {
             // Packed latents are unpacked where they are used.
             packed => return self.attend_latents([queries, rotated], packed, positions, shape, kernels),
         };
-        if queries.dims()[2] <= INVARIANT_UP_TO {
+        let Some(key_proj) = self.key_proj.as_ref().filter(|_| queries.dims()[2] > INVARIANT_UP_TO) else {
             let view = KvView::Chained(chain);
             return self.attend_latents([queries, rotated], view, positions, shape, kernels);
-        }
+        };
         let end = positions.on_host.iter().map(|row| row.first + queries.dims()[2]).max().unwrap_or(0);
         // A single buffer may begin in the middle of its slots; those of a chain begin at their first ones.
         let alone = chain.len() == 1;
         let is_ring = |kv: &DenseKv| alone && (kv.start < kv.origin || end > kv.origin + kv.slots());
         let expanded = |kv| {
             let is_ring = is_ring(&kv);
-            self.expanded(kv, is_ring, end, kernels)
+            self.expanded(kv, key_proj, if is_ring { None } else { Some(end) }, kernels)
         };
         let chain = chain.into_iter().map(expanded).collect();
         let queries = Tensor::cat(vec![rotated, queries], 3);
@@ -257,15 +263,15 @@ impl LatentAttention {
         y.swap_dims(1, 2)
     }
 
-    /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out,
-    /// unless the positions go round in a ring.
-    fn expanded(&self, kv: DenseKv, is_ring: bool, end: usize, kernels: &Kernels) -> DenseKv {
+    /// Makes keys and values of rotated keys and latents. Slots of positions from `end` on are left out; it
+    /// is `None` if the positions go round in a ring.
+    fn expanded(&self, kv: DenseKv, key_proj: &Linear, end: Option<usize>, kernels: &Kernels) -> DenseKv {
         let LatentConfig { heads, key_dim, rank, rotated_dim, .. } = self.config;
         let all = kv.keys.dims()[2];
-        let used = if is_ring { all } else { end.saturating_sub(kv.origin).min(all) };
+        let used = end.map_or(all, |end| end.saturating_sub(kv.origin).min(all));
         let (rotated, latents) = (kv.keys.narrow(2, 0, used), kv.values.narrow(2, 0, used));
         let batch = latents.dims()[0];
-        let keys = self.key_proj.forward(latents.clone().reshape([batch, used, rank]), kernels);
+        let keys = key_proj.forward(latents.clone().reshape([batch, used, rank]), kernels);
         let keys = keys.reshape([batch, used, heads, key_dim]).swap_dims(1, 2);
         let rotated = rotated.cast(keys.dtype()).expand([batch, heads, used, rotated_dim]);
         let values = self.by_head(latents, &self.values, kernels);

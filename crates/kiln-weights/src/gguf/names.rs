@@ -107,6 +107,8 @@ pub struct Heads {
     pub heads: usize,
     /// `num_key_value_heads`
     pub kv_heads: usize,
+    /// `linear_num_key_heads`; 0 if there are none.
+    pub state_heads: usize,
 }
 
 /// Names of tensors outside of blocks: in checkpoints, without `.weight`, and in files.
@@ -143,6 +145,14 @@ const PARTS: &[(&str, &str)] = &[
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    // The matrix of each head, transposed.
+    ("self_attn.k_b_proj_transposed", "attn_k_b"),
+    ("self_attn.v_b_proj", "attn_v_b"),
     ("self_attn.dense", "attn_output"),
     ("self_attn.q_layernorm", "attn_q_norm"),
     ("self_attn.k_layernorm", "attn_k_norm"),
@@ -202,6 +212,9 @@ const PARTS: &[(&str, &str)] = &[
     ("feed_forward.w3", "ffn_up"),
     ("feed_forward.w2", "ffn_down"),
     ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
     ("shared_mlp.gate_proj", "ffn_gate"),
     ("shared_mlp.up_proj", "ffn_up"),
     ("shared_mlp.down_proj", "ffn_down"),
@@ -321,29 +334,39 @@ fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
     if let Some(part) =
         ["mixer.", "mamba.", "linear_attn."].into_iter().find_map(|mixer| part.strip_prefix(mixer))
     {
-        return find(MIXER, part);
+        return match (model_type, part) {
+            // One matrix, with the rows of both parts for each head of keys.
+            ("qwen3_next", "in_proj_b" | "in_proj_a") => Some("ssm_ba"),
+            _ => find(MIXER, part),
+        };
     }
     match (part, model_type) {
         (
             "post_attention_layernorm",
             "gemma2" | "gemma3_text" | "gemma4_text" | "olmo2" | "olmo3" | "exaone4" | "seed_oss" | "gpt_oss"
-            | "glm4_moe" | "qwen3_5_text" | "qwen3_5_moe_text",
+            | "glm4_moe" | "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text",
         ) => Some("post_attention_norm"),
         ("post_attention_layernorm", _) => Some("ffn_norm"),
         _ => find(PARTS, part),
     }
 }
 
-fn undo(model_type: &str, part: &str, Heads { heads, kv_heads }: Heads) -> Undo {
+fn undo(model_type: &str, part: &str, Heads { heads, kv_heads, state_heads }: Heads) -> Undo {
     match (model_type, part) {
         (
             "llama" | "mistral" | "mixtral" | "ministral3" | "smollm3" | "granite" | "granitemoehybrid",
             "self_attn.q_proj" | "self_attn.k_proj",
         ) => Undo::Permuted { heads: if part == "self_attn.q_proj" { heads } else { kv_heads } },
         ("gemma" | "gemma2" | "gemma3_text", part) if part.ends_with("norm") => Undo::PlusOne,
-        ("qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_proj") => Undo::Half { heads, second: false },
-        ("qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_gate") => Undo::Half { heads, second: true },
-        ("qwen3_5_text" | "qwen3_5_moe_text", part)
+        ("qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_proj") => {
+            Undo::Half { heads, second: false }
+        }
+        ("qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text", "self_attn.q_gate") => {
+            Undo::Half { heads, second: true }
+        }
+        ("qwen3_next", "linear_attn.in_proj_b") => Undo::Half { heads: state_heads, second: false },
+        ("qwen3_next", "linear_attn.in_proj_a") => Undo::Half { heads: state_heads, second: true },
+        ("qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text", part)
             if part.ends_with("norm") && part != "linear_attn.norm" =>
         {
             Undo::PlusOne

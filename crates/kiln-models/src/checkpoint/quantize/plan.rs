@@ -34,7 +34,7 @@ impl Plan {
         match &checkpoint.files {
             Files::Gguf { files, .. } => Ok(Self::of_gguf(checkpoint, files.metadata())),
             Files::Safetensors(_) => {
-                let heads = Heads { heads: sizes.heads, kv_heads: sizes.kv_heads };
+                let heads = Heads { heads: sizes.heads, kv_heads: sizes.kv_heads, state_heads: 0 };
                 Self::of_folder(checkpoint, heads)
             }
         }

@@ -40,6 +40,9 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("gpt-oss", gpt_oss),
     ("seed_oss", seed_oss),
     ("mistral3", mistral3),
+    ("deepseek2", deepseek_2),
+    ("llama4", llama4),
+    ("qwen3next", qwen3_next),
     ("qwen35", qwen3_5),
     ("qwen35moe", qwen3_5_moe),
     ("lfm2", lfm2),
@@ -558,6 +561,139 @@ fn mistral3(file: &mut File<'_>) -> Result<Fields, Error> {
         ("llama_4_scaling_beta", growth.into()),
         ("mscale", 1.0.into()),
         ("mscale_all_dim", multiplier.into()),
+    ]));
+    Ok(config)
+}
+
+/// Reads DeepSeek-V2, V3 or GLM-4.7-Flash, which share one name. Experts of the first are chosen by softmax,
+/// and without a correction.
+fn deepseek_2(file: &mut File<'_>) -> Result<Fields, Error> {
+    const LOG: &str = "rope.scaling.yarn_log_multiplier";
+    const GATING: &str = "expert_gating_func";
+    const HEADS: &str = "attention.head_count";
+    const KV_HEADS: &str = "attention.head_count_kv";
+    if file.uniform(KV_HEADS)?.is_some_and(|heads| heads != 1) {
+        let why = "is not 1: files of before 2025 have the keys of all heads; convert again";
+        return Err(file.wrong(KV_HEADS, why));
+    }
+    let is_softmax = match file.unsigned(GATING)? {
+        None => !file.blocks_with("exp_probs_b.bias")?.contains(&true),
+        Some(1) => true,
+        Some(2) => false,
+        Some(other) => {
+            return Err(file.wrong(GATING, format!("is {other}; known: 1, the softmax, and 2, the sigmoid")));
+        }
+    };
+    let heads = file.uniform(HEADS)?.ok_or_else(|| file.missing(HEADS))?;
+    let [whole, rotated] = [file.needed("attention.key_length_mla")?, file.needed("rope.dimension_count")?];
+    let plain = whole.checked_sub(rotated).filter(|plain| *plain > 0);
+    let plain =
+        plain.ok_or_else(|| file.wrong("rope.dimension_count", format!("is not less than {whole}")))?;
+    let mut config = file.model(if is_softmax { "deepseek_v2" } else { "deepseek_v3" })?;
+    config.extend(file.rope_of(rotated, &[LOG])?);
+    if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling")
+        && let Some(multiplier) = file.number(LOG)?
+    {
+        // The converter writes a tenth of the number, in float32.
+        let magnitude = (multiplier * 1e7).round() / 1e6;
+        scaling.extend(fields([("mscale", magnitude.into()), ("mscale_all_dim", magnitude.into())]));
+    }
+    let layers = file.read_layers(&mut config)? as usize;
+    let mixes = file.blocks_with("ffn_gate_inp.weight")?;
+    let dense = mixes.iter().take_while(|mixes| !**mixes).count();
+    if mixes.iter().take(layers).skip(dense).any(|mixes| !mixes) {
+        let why = "leaves blocks without experts after others, which is not supported";
+        return Err(file.wrong("leading_dense_block_count", why));
+    }
+    let [groups, chosen] = ["expert_group_count", "expert_group_used_count"].map(|key| file.unsigned(key));
+    let (groups, chosen) = (groups?.unwrap_or(1), chosen?.unwrap_or(1));
+    let scale = file.number("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
+    let normalised = file.metadata.boolean(&file.key("expert_weights_norm"))?.unwrap_or(false);
+    config.extend(fields([
+        ("num_attention_heads", heads.into()),
+        ("num_key_value_heads", heads.into()),
+        ("intermediate_size", file.uniform("feed_forward_length")?.into()),
+        ("rms_norm_eps", file.eps()?.into()),
+        ("q_lora_rank", file.unsigned("attention.q_lora_rank")?.filter(|rank| *rank > 0).into()),
+        ("kv_lora_rank", file.needed("attention.kv_lora_rank")?.into()),
+        ("qk_nope_head_dim", plain.into()),
+        ("qk_rope_head_dim", rotated.into()),
+        ("v_head_dim", file.needed("attention.value_length_mla")?.into()),
+        // The converter transposes the projection to keys.
+        ("absorbs_keys", true.into()),
+        ("n_routed_experts", file.needed("expert_count")?.into()),
+        ("num_experts_per_tok", file.experts_a_token()?.into()),
+        ("moe_intermediate_size", file.uniform("expert_feed_forward_length")?.into()),
+        ("n_shared_experts", file.unsigned("expert_shared_count")?.unwrap_or(0).into()),
+        ("first_k_dense_replace", dense.into()),
+        ("routed_scaling_factor", scale.into()),
+    ]));
+    let positions = file.unsigned("context_length")?;
+    config.extend(positions.map(|positions| ("max_position_embeddings".to_owned(), positions.into())));
+    match is_softmax {
+        true if normalised => {
+            Err(file.wrong("expert_weights_norm", "is true, which DeepSeek-V2 does not have"))
+        }
+        true if groups > 1 => {
+            config.extend(fields([
+                ("topk_method", "group_limited_greedy".into()),
+                ("n_group", groups.into()),
+                ("topk_group", chosen.into()),
+            ]));
+            Ok(config)
+        }
+        true => Ok(config),
+        false => {
+            config.extend(fields([
+                ("n_group", groups.into()),
+                ("topk_group", chosen.into()),
+                ("norm_topk_prob", normalised.into()),
+            ]));
+            Ok(config)
+        }
+    }
+}
+
+fn llama4(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = file.decoder("llama4_text")?;
+    config.extend(file.rope()?);
+    let layers = file.layers()?;
+    let experts = file.needed("expert_count")?;
+    // A window of 0 stands for blocks that see and rotate everything. Otherwise llama.cpp hard-codes the
+    // period and the lengths.
+    let (of_blocks, rotate) = match file.unsigned("attention.sliding_window")? {
+        Some(0) => ("full_attention", Some(vec![1; layers as usize])),
+        _ => ("chunked_attention", None),
+    };
+    let rotates = |i: u64| rotate.is_some() || (i + 1) % 4 != 0;
+    let kind = |i| if rotates(i) { of_blocks } else { "full_attention" };
+    let rotating: Vec<u8> = (0..layers).map(|i| rotates(i).into()).collect();
+    let dense = config.remove("intermediate_size").unwrap_or_default();
+    config.extend(fields([
+        ("intermediate_size_mlp", dense),
+        ("intermediate_size", file.uniform("expert_feed_forward_length")?.into()),
+        ("num_local_experts", experts.into()),
+        ("num_experts_per_tok", file.chosen_experts()?.into()),
+        ("interleave_moe_layer_step", file.needed("interleave_moe_layer_step")?.into()),
+        ("layer_types", (0..layers).map(kind).collect()),
+        ("no_rope_layers", rotating.into()),
+        ("attention_chunk_size", 8192.into()),
+        ("floor_scale", 8192.into()),
+        ("attn_scale", 0.1.into()),
+        // As llama.cpp tells Scout from Maverick.
+        ("use_qk_norm", (experts != 128).into()),
+        ("attention_bias", file.has("blk.0.attn_q.bias").into()),
+    ]));
+    Ok(config)
+}
+
+fn qwen3_next(file: &mut File<'_>) -> Result<Fields, Error> {
+    let mut config = qwen3_5_moe(file)?;
+    config.remove("linear_heads_alternate");
+    config.extend(fields([
+        ("model_type", "qwen3_next".into()),
+        // The converter takes the projection apart.
+        ("linear_gates_apart", true.into()),
     ]));
     Ok(config)
 }

@@ -22,7 +22,6 @@ impl File<'_> {
     /// Returns the fields of rotary positions of a model that reads the keys in `read` itself.
     pub(super) fn rope_with(&mut self, read: &[&str]) -> Result<Fields, Error> {
         const DIMENSIONS: &str = "rope.dimension_count";
-        let base = self.number("rope.freq_base")?.unwrap_or(1e4);
         let size = self.head_dim()?;
         let rotated = self.unsigned(DIMENSIONS)?.unwrap_or(size);
         if rotated == 0 || rotated > size {
@@ -31,7 +30,7 @@ impl File<'_> {
                 format!("is {rotated}, must be between 1 and the {size} dimensions of a head"),
             ));
         }
-        let mut rope = fields([("rope_theta", base.into())]);
+        let mut rope = self.rope_of(rotated, read)?;
         if rotated != size {
             // The next larger number, if the product would be rounded down.
             let share = rotated as f64 / size as f64;
@@ -41,6 +40,14 @@ impl File<'_> {
                 if product < rotated { share.next_up() } else { share }.into(),
             );
         }
+        Ok(rope)
+    }
+
+    /// Returns the base and the stretching of `rotated` dimensions. See [`rope_with`](Self::rope_with) for
+    /// `read`.
+    pub(super) fn rope_of(&mut self, rotated: u64, read: &[&str]) -> Result<Fields, Error> {
+        let base = self.number("rope.freq_base")?.unwrap_or(1e4);
+        let mut rope = fields([("rope_theta", base.into())]);
         rope.extend(self.scaling(base, rotated, read)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
         Ok(rope)
     }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const HEADS: Heads = Heads { heads: 4, kv_heads: 2 };
+const HEADS: Heads = Heads { heads: 4, kv_heads: 2, state_heads: 2 };
 
 fn found(model_type: &str, name: &str) -> (String, Option<usize>, Undo) {
     let Source { name, expert, undo } = source(model_type, name, HEADS).unwrap();
