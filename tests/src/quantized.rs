@@ -6,7 +6,7 @@ use kiln::{
     device::Opened,
     expert::{
         kernels::{Attention, AttentionPacked, AttentionShape, Choice, Kernels},
-        memory::{AttentionNeed, DenseKv, KvView, PackedView, Positions},
+        memory::{AttentionNeed, DenseKv, KvLayer, KvView, PackedView, Positions},
         probe::probe,
     },
 };
@@ -327,7 +327,10 @@ fn impossible_settings_are_errors_that_say_what_is_possible() {
     for (text, need, said) in [
         ("quantized:nbits=5", &usual, "known: 2, 4, 8"),
         ("quantized:format=quanto,k=8", &usual, "known: 2, 4"),
-        ("quantized:format=gguf", &usual, "known: kivi, quanto, hqq"),
+        ("quantized:format=gguf", &usual, "known: kivi, quanto, hqq, fp8"),
+        ("quantized:format=fp8,group=32", &usual, "leave out `group=32`"),
+        ("quantized:backend=fp8,nbits=8,residual=64", &usual, "leave out `nbits=8,residual=64`"),
+        ("quantized:format=fp8", &need(2, 64, Some(9)), "use another format"),
         ("quantized:format=quanto,axis_key=1", &usual, "0, -1"),
         ("quantized:residual=0", &usual, "at least 1"),
         ("quantized:group=0", &usual, "at least 1"),
@@ -348,5 +351,96 @@ fn impossible_settings_are_errors_that_say_what_is_possible() {
     ] {
         let why = refused(text, need);
         assert!(why.contains(said), "{text}: {why}");
+    }
+}
+
+/// Rounds to the nearest of all 8-bit floats, ties to the one whose last bit is 0.
+fn to_fp8(x: f32) -> f32 {
+    let value = |code: u8| {
+        let (exponent, mantissa) = (i32::from(code >> 3), f32::from(code & 7));
+        if exponent == 0 { mantissa * 2f32.powi(-9) } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) }
+    };
+    let distance = |code: &u8| ((value(*code) - x.abs()).abs(), code & 1);
+    let nearest = (0..127).min_by(|a, b| distance(a).partial_cmp(&distance(b)).unwrap()).unwrap();
+    value(nearest).copysign(x)
+}
+
+/// Numbers of one row, heads after another: many exponents, ties between codes, and zeros.
+fn numbers(seed: usize, [rows, heads, tokens, width]: [usize; 4], largest: f32) -> Vec<f32> {
+    let number = |i: usize| {
+        let random = (i + 1).wrapping_mul(seed * 2 + 40_503) % 8191;
+        let small = largest * 2f32.powi(-((random % 19) as i32)) * (1.0 + (random % 16) as f32 / 16.0) / 2.0;
+        if random % 3 == 0 { -small } else { small }
+    };
+    (0..rows * heads * tokens * width).map(number).collect()
+}
+
+#[test]
+fn fp8_rounds_all_tokens_by_the_scales_of_the_first_pass() {
+    let need = kiln_testkit::laws::attention_needs().remove(0);
+    let spec = Plan::named("quantized:backend=fp8").unwrap().global;
+    for (device, opened) in devices() {
+        let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
+        let mut layer = spec.factory.build(&need, &kernels).unwrap();
+        let mut all = [Vec::new(), Vec::new()];
+        let mut scales = [0.0, 0.0];
+        let mut copy = None;
+        // The last tokens are larger than those of the first pass, and become the largest.
+        for (pass, (n, largest)) in [(5, 3.0), (1, 2.0), (3, 1.0), (2, 90.0)].into_iter().enumerate() {
+            let rows = 2;
+            let new = need.streams().map(|stream| {
+                let shape = stream.shape(rows, n);
+                (shape, numbers(pass + stream.width, shape, largest))
+            });
+            let tensors = new.clone().map(|(shape, numbers)| {
+                Tensor::<4>::from_data(TensorData::new(numbers, shape), (&opened.device, DType::F32))
+            });
+            let positions = Positions::all_at(layer.seq_len(), rows, &opened.device);
+            let [keys, values] = tensors;
+            let view = layer.update(keys, values, &positions).unwrap();
+            let KvView::Dense(seen) = view else { panic!("a view of codes") };
+            let seen = [seen.keys, seen.values].map(|x| x.into_data().try_to_vec::<f32>().unwrap());
+            for (which, (shape, numbers)) in new.into_iter().enumerate() {
+                if pass == 0 {
+                    assert_eq!(seen[which], numbers, "{device}: the first pass sees numbers as they are");
+                    scales[which] = numbers.iter().fold(0f32, |most, x| most.max(x.abs())) / 448.0;
+                }
+                all[which].push((shape, numbers));
+                if pass > 0 {
+                    // By row and head, the tokens of all passes.
+                    let [rows, heads, _, width] = shape;
+                    let of_head = |head: usize| {
+                        all[which]
+                            .iter()
+                            .flat_map(move |([.., n, _], numbers)| &numbers[head * n * width..][..n * width])
+                    };
+                    let want: Vec<f32> = (0..rows * heads)
+                        .flat_map(of_head)
+                        .map(|x| to_fp8((x / scales[which]).clamp(-448.0, 448.0)) * scales[which])
+                        .collect();
+                    assert_eq!(seen[which], want, "{device}: pass {pass}");
+                }
+            }
+            // A length within the first pass would have had other scales.
+            assert_eq!(layer.rewind_point(4), 0, "{device}");
+            assert_eq!(layer.rewind_point(5), 5, "{device}");
+            if pass == 2 {
+                copy = Some(layer.save().unwrap());
+            }
+        }
+        // A saved layer, truncated ones and reordered rows have the same codes.
+        let mut restored = spec.factory.build(&need, &kernels).unwrap();
+        restored.restore(copy.unwrap()).unwrap();
+        layer.truncate(9).unwrap();
+        let gathered = |layer: &dyn KvLayer| {
+            let (keys, values) = layer.gather().unwrap().unwrap();
+            [keys, values].map(|x| x.into_data().try_to_vec::<f32>().unwrap())
+        };
+        assert_eq!(gathered(&*restored), gathered(&*layer), "{device}");
+        layer.offload().unwrap();
+        layer.reorder(&[1, 0, 1]).unwrap();
+        restored.reorder(&[1, 0, 1]).unwrap();
+        assert_eq!(gathered(&*restored), gathered(&*layer), "{device}");
+        assert_eq!(layer.seq_len(), 9);
     }
 }

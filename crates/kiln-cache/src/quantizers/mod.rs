@@ -6,6 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kiln_core::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub(crate) mod fp8;
 mod grouping;
 mod hqq;
 mod kivi;
@@ -68,7 +69,7 @@ pub trait Backend: fmt::Debug + Sync {
 }
 
 /// Every format. A new entry here makes a format selectable.
-pub static CACHE_FORMATS: &[&CacheFormat] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ];
+pub static CACHE_FORMATS: &[&CacheFormat] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ, &fp8::FP8];
 
 /// Finds the format with this name.
 ///

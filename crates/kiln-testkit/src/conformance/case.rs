@@ -121,6 +121,10 @@ impl Case {
             }
             (_, Some("quantized")) => {
                 let text = cache_text("quantized", self.kwargs.get("cache_config"));
+                // This format has one rule.
+                if text.contains("fp8") {
+                    return text;
+                }
                 let version = if folder.is_4_47() { ",compat=4.47,optimize=off" } else { "" };
                 format!("{text},flush=requantize{version}")
             }

@@ -5,6 +5,7 @@
 //! `flush=requantize` selects transformers' rule instead.
 
 mod append;
+mod float8;
 mod history;
 mod requantize;
 mod rotation;
@@ -19,15 +20,15 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 
-use self::{append::AppendPolicy, requantize::RequantizePolicy};
+use self::{append::AppendPolicy, float8::Float8Policy, requantize::RequantizePolicy};
 use super::{
     CacheSettings, Compat, KvFactory, KvStrategy,
-    settings::{check_count, word},
+    settings::{check_count, word, write},
 };
 use crate::{
     CacheSpec,
     memory::{Memory, Once},
-    quantizers::{Backend, CACHE_FORMATS, CacheFormat, Grouping, Optimizer, Recipe, words},
+    quantizers::{Backend, CACHE_FORMATS, CacheFormat, Grouping, Optimizer, Recipe, fp8::FP8, words},
 };
 
 pub(super) static QUANTIZED: KvStrategy = KvStrategy {
@@ -39,7 +40,7 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
         ("k", "bits of a number in keys (default 4)"),
         ("v", "bits of a number in values (default 4)"),
         ("nbits", "sets both `k` and `v`"),
-        ("format", "kivi (default), quanto or hqq"),
+        ("format", "kivi (default), quanto, hqq or fp8; the last has no other settings"),
         ("backend", "transformers' name for `format`"),
         ("group", "numbers that share a scale (default 64)"),
         ("q_group_size", "transformers' name for `group`"),
@@ -65,6 +66,7 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
         "nbits=8,group=8,residual=8,rotate=on",
         "group=8,residual=6,format=quanto,flush=requantize",
         "nbits=8,group=8,residual=6,format=hqq,optimize=off,flush=requantize,axis_key=1,axis_value=1",
+        "format=fp8",
     ],
     windowed: None,
     read: CacheSpec::read::<QuantizedSettings>,
@@ -162,6 +164,9 @@ impl CacheSettings for QuantizedSettings {
 
     fn validate(&self) -> Result<(), String> {
         let Self { format, group, residual, .. } = *self;
+        if self.is_fp8() {
+            return self.validate_fp8();
+        }
         check_count("group", group)?;
         check_count("residual", residual)?;
         if let Some(bits) = self.bits().into_iter().find(|bits| !format.bits.contains(bits)) {
@@ -194,6 +199,20 @@ impl CacheSettings for QuantizedSettings {
 
 /// Pairs hold keys first, then values.
 impl QuantizedSettings {
+    fn is_fp8(&self) -> bool {
+        *self.format == FP8
+    }
+
+    fn validate_fp8(&self) -> Result<(), String> {
+        let others = Self { format: Self::default().format, ..self.clone() };
+        match &*write(&QUANTIZED, &others) {
+            "" => Ok(()),
+            others => Err(format!(
+                "`format=fp8` has one scale for all tokens, and no other settings; leave out `{others}`"
+            )),
+        }
+    }
+
     fn validate_append(&self) -> Result<(), String> {
         let Self { group, residual, .. } = *self;
         if self.compat.is_some() {
@@ -270,6 +289,11 @@ impl KvFactory for QuantizedSettings {
 
     fn check(&self, need: &AttentionNeed) -> Result<()> {
         let group = self.group;
+        if self.is_fp8() {
+            let why = "`format=fp8` serves blocks that see everything, and this model has some with a window; \
+                       use another format";
+            return need.window.map_or(Ok(()), |_| Err(QUANTIZED.wrong(why.to_owned())));
+        }
         if self.rotate == Rotate::On {
             need.streams().iter().try_for_each(|stream| rotation::block(stream.width).map(|_| ()))?;
         }
@@ -301,6 +325,9 @@ impl KvFactory for QuantizedSettings {
     }
 
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        if self.is_fp8() {
+            return float8::bytes(need, tokens).into_iter().fold(0, usize::saturating_add);
+        }
         match self.backend() {
             Some(_) => {
                 let [keys, values] = self.repacked_bytes(need, tokens, element);
@@ -312,6 +339,10 @@ impl KvFactory for QuantizedSettings {
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         self.check(need)?;
+        if self.is_fp8() {
+            let policy = Float8Policy { need: need.clone(), kernels: kernels.clone() };
+            return Ok(Box::new(Memory::new(policy, kernels.device())));
+        }
         Ok(match self.backend() {
             Some(backend) => {
                 let policy = RequantizePolicy { settings: self.clone(), backend, need: need.clone() };
@@ -322,6 +353,9 @@ impl KvFactory for QuantizedSettings {
     }
 
     fn check_encoder(&self) -> Result<()> {
+        if self.is_fp8() {
+            return Err(QUANTIZED.wrong("keys of an encoder have groups; use another format".to_owned()));
+        }
         match self.backend() {
             None => Ok(()),
             Some(_) => {
