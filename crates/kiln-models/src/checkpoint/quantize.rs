@@ -17,7 +17,7 @@ pub use self::{
     write::{Quantized, quantize},
 };
 
-use self::plan::{Plan, Source};
+use self::plan::{Plan, Rows, Source};
 use super::Checkpoint;
 
 /// Returns the format of each stored tensor in a file that [`quantize`] would write, by file number and
@@ -32,13 +32,14 @@ pub(super) fn formats(
     let mut formats = BTreeMap::new();
     let is_meant = |name: &String| only.is_none_or(|only| only.contains(name));
     for (name, shape, source) in plan.tensors.iter().filter(|(name, ..)| is_meant(name)) {
-        if let Source::Stored(entries, _) = source {
+        if let Source::Stored(parts, _) = source {
             let format = mixture.format_of(name, shape, &outline);
-            if let Some(entry) = entries.iter().find(|entry| !entry.stored.is_read()) {
+            let mut entries = parts.iter().map(|Rows { entry, .. }| entry);
+            if let Some(entry) = entries.clone().find(|entry| !entry.stored.is_read()) {
                 let why = format!("`{name}` {}", entry.stored.unread());
                 return Err(Error::File { path: checkpoint.path(entry), why });
             }
-            formats.extend(entries.iter().map(|entry| ((entry.file, entry.range.start), format)));
+            formats.extend(entries.by_ref().map(|entry| ((entry.file, entry.range.start), format)));
         }
     }
     Ok(formats)

@@ -6,7 +6,7 @@ use kiln_weights::{Format, Mixture};
 use super::{
     super::Checkpoint,
     outline,
-    plan::{Plan, Source},
+    plan::{Plan, Rows, Source},
     write::Pieces,
 };
 
@@ -59,20 +59,20 @@ pub fn packed_tensors(
     let mut packed = Vec::new();
     for (name, shape, source) in &plan.tensors {
         let format = mixture.format_of(name, shape, &outline);
-        let Source::Stored(entries, undo) = source else { continue };
+        let Source::Stored(parts, undo) = source else { continue };
         if format.block() == 1 {
             continue;
         }
         let mut tensor =
             PackedTensor { name: name.clone(), format, numbers: 0, squares: 0.0, squared_errors: 0.0 };
-        for entry in entries {
+        for Rows { entry, rows } in parts {
             let pieces = |format| Pieces { checkpoint, name, entry, undo: *undo, format };
             // Rows have equal places in both.
             let (wide, packed) = (pieces(Format::F32), pieces(format));
-            let mut start = 0;
-            while start < packed.rows() {
-                let (right, read, _) = wide.pack(start)?;
-                let (bytes, _, next) = packed.pack(start)?;
+            let mut start = rows.start;
+            while start < rows.end {
+                let (right, read, _) = wide.pack(start..rows.end)?;
+                let (bytes, _, next) = packed.pack(start..rows.end)?;
                 let (right, _) = right.as_chunks();
                 let mut numbers = vec![0.0; right.len()];
                 format.unpack(&bytes, &mut numbers).map_err(|e| Error::File {

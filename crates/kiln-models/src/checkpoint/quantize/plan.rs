@@ -1,6 +1,6 @@
 //! The plan of a new GGUF file: its metadata, and the source of each tensor.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use kiln_core::{Error, Result};
 use kiln_weights::gguf::{
@@ -16,8 +16,31 @@ use crate::configure;
 #[cfg_attr(target_family = "wasm", expect(dead_code, reason = "a browser packs, and writes no files"))]
 pub(super) enum Source {
     Numbers(Vec<f32>),
-    /// Tensors of the checkpoint to concatenate, and the change to make to each.
-    Stored(Vec<Entry>, Undo),
+    /// Rows of the checkpoint's tensors to concatenate, and the change to make to each. [`Undo::Permuted`]
+    /// needs whole tensors.
+    Stored(Vec<Rows>, Undo),
+}
+
+/// Rows of a tensor of the checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    pub(super) entry: Entry,
+    pub(super) rows: Range<usize>,
+}
+
+impl Rows {
+    fn all(entry: &Entry) -> Self {
+        Self { entry: entry.clone(), rows: 0..rows_of(entry) }
+    }
+}
+
+/// Numbers per row. A vector has rows of one number, so that it can be permuted like a matrix.
+pub(super) fn columns_of(entry: &Entry) -> usize {
+    entry.shape.get(1..).and_then(<[usize]>::last).copied().unwrap_or(1).max(1)
+}
+
+pub(super) fn rows_of(entry: &Entry) -> usize {
+    entry.shape.iter().product::<usize>() / columns_of(entry)
 }
 
 #[derive(Debug)]
@@ -44,7 +67,7 @@ impl Plan {
     fn of_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Self {
         let kept = metadata.iter().filter(|(key, _)| !key.starts_with("split."));
         let tensor = |(name, entry): (&String, &Entry)| {
-            (name.clone(), entry.shape.clone(), Source::Stored(vec![entry.clone()], Undo::Nothing))
+            (name.clone(), entry.shape.clone(), Source::Stored(vec![Rows::all(entry)], Undo::Nothing))
         };
         let mut plan = Self {
             metadata: kept.map(|(key, value)| (key, value.clone())).collect(),
@@ -113,7 +136,7 @@ fn stored(
             _ if name.contains("ssm_conv1d") => first.into_iter().filter(|size| *size != 1).collect(),
             _ => first,
         };
-        Ok((name, shape, Source::Stored(parts.into_values().cloned().collect(), undo)))
+        Ok((name, shape, Source::Stored(parts.into_values().map(Rows::all).collect(), undo)))
     };
     found.into_iter().map(tensor).collect()
 }

@@ -2,7 +2,13 @@
 //!
 //! **Invariant:** memory holds at most the numbers of one piece, however large a tensor is.
 
-use std::{collections::BTreeMap, num::NonZero, ops::ControlFlow, path::Path, thread};
+use std::{
+    collections::BTreeMap,
+    num::NonZero,
+    ops::{ControlFlow, Range},
+    path::Path,
+    thread,
+};
 
 use kiln_core::{Error, Result, files::NewFile};
 use kiln_weights::{
@@ -13,7 +19,7 @@ use kiln_weights::{
 use super::{
     super::{Checkpoint, Entry},
     outline,
-    plan::{Plan, Source},
+    plan::{Plan, Rows, Source, columns_of, rows_of},
 };
 
 /// Numbers per piece: enough for all threads, 8 MiB in float32.
@@ -83,19 +89,19 @@ pub fn quantize(
     };
     let mut writer = GgufWriter::new(file, &metadata, &tensors).map_err(of_file)?;
     for (NewTensor { name, format, .. }, (.., source)) in tensors.iter().zip(&plan.tensors) {
-        let (entries, undo) = match source {
+        let (parts, undo) = match source {
             Source::Numbers(numbers) => {
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
                 writer.write(&bytes).map_err(of_file)?;
                 continue;
             }
-            Source::Stored(entries, undo) => (entries, *undo),
+            Source::Stored(parts, undo) => (parts, *undo),
         };
-        for entry in entries {
+        for Rows { entry, rows } in parts {
             let pieces = Pieces { checkpoint, name, entry, undo, format: *format };
-            let mut start = 0;
-            while start < pieces.rows() {
-                let (bytes, read, next) = pieces.pack(start)?;
+            let mut start = rows.start;
+            while start < rows.end {
+                let (bytes, read, next) = pieces.pack(start..rows.end)?;
                 writer.write(&bytes).map_err(of_file)?;
                 start = next;
                 if on_read(read).is_break() {
@@ -119,13 +125,12 @@ pub(super) struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Numbers per row. A vector has rows of one number, so that it can be permuted like a matrix.
     fn columns(&self) -> usize {
-        self.entry.shape.get(1..).and_then(<[usize]>::last).copied().unwrap_or(1).max(1)
+        columns_of(self.entry)
     }
 
-    pub(super) fn rows(&self) -> usize {
-        self.entry.shape.iter().product::<usize>() / self.columns()
+    fn rows(&self) -> usize {
+        rows_of(self.entry)
     }
 
     /// Rows per piece: whole heads, if rows are permuted within them.
@@ -137,9 +142,10 @@ impl Pieces<'_> {
         (PIECE / self.columns()).max(1).next_multiple_of(head)
     }
 
-    /// Packs the piece at row `start`. Returns its bytes in the new file, the number of bytes read, and the
+    /// Packs the first piece of `rows`. Returns its bytes in the new file, the number of bytes read, and the
     /// start of the next piece.
-    pub(super) fn pack(&self, start: usize) -> Result<(Vec<u8>, u64, usize)> {
+    pub(super) fn pack(&self, rows: Range<usize>) -> Result<(Vec<u8>, u64, usize)> {
+        let start = rows.start;
         let wrong = |why: String| {
             let path = self.checkpoint.path(self.entry);
             Error::File { path, why: format!("`{}` {why}", self.name) }
@@ -149,7 +155,7 @@ impl Pieces<'_> {
             return Err(wrong(from.unread()));
         }
         let columns = self.columns();
-        let next = (start + self.step()).min(self.rows());
+        let next = (start + self.step()).min(rows.end);
         let numbers = (next - start) * columns;
         let cut = || wrong(format!("is cut within a block of {from}"));
         // The header was checked: the file has the bytes of all rows.
