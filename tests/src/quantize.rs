@@ -16,6 +16,7 @@ use kiln_weights::{
 use crate::{
     checkpoints::logits,
     gguf::{Case, cases, load},
+    support::assert_close,
 };
 
 fn quantize(model: &Path, output: &Path, mixture: Mixture) -> Result<Option<Quantized>> {
@@ -56,7 +57,12 @@ fn a_folder_and_its_gguf_file_give_the_same_logits() {
             header.tensors().iter().map(|one| (one.name.clone(), one.shape.clone())).collect();
         assert_eq!(shapes.into_iter().collect::<std::collections::BTreeMap<_, _>>(), case.tensors, "{name}");
         let (model, same) = (load(&path, opened).unwrap(), load(folder.path(), opened).unwrap());
-        assert_eq!(logits(&model), logits(&same), "{name}");
+        let (found, want) = (logits(&model), logits(&same));
+        // The heads of delta nets have another order in files, and so have sums.
+        if !name.starts_with("qwen3_5") {
+            assert!(found == want, "{name}");
+        }
+        assert_close(&found, &want, name);
         let numbers = header.tensors().iter().map(|one| one.shape.iter().product::<usize>() as u64);
         assert_eq!(done.parameters, numbers.sum::<u64>(), "{name}");
     }

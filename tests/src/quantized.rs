@@ -370,7 +370,7 @@ fn numbers(seed: usize, [rows, heads, tokens, width]: [usize; 4], largest: f32) 
     let number = |i: usize| {
         let random = (i + 1).wrapping_mul(seed * 2 + 40_503) % 8191;
         let small = largest * 2f32.powi(-((random % 19) as i32)) * (1.0 + (random % 16) as f32 / 16.0) / 2.0;
-        if random % 3 == 0 { -small } else { small }
+        if random.is_multiple_of(3) { -small } else { small }
     };
     (0..rows * heads * tokens * width).map(number).collect()
 }

@@ -297,7 +297,14 @@ impl std::fmt::Display for Mixture {
 fn is_packed(name: &str, shape: &[usize]) -> bool {
     // ggml treats a single row as a vector.
     let rows = shape.iter().rev().skip(1).any(|size| *size > 1);
-    let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d"];
+    let kept = [
+        "_norm.weight",
+        "ffn_gate_inp.weight",
+        "ssm_conv1d",
+        "shortconv.conv.weight",
+        "per_layer_model_proj",
+        "position_embd",
+    ];
     rows && name.ends_with(".weight") && !kept.iter().any(|part| name.contains(part))
 }
 

@@ -83,8 +83,8 @@ fn magnitudes(x: Tensor<4>) -> Tensor<4, Int> {
     exponent * 8 + steps
 }
 
-/// Undoes [`encode`], except for what was lost: returns `[rows, heads, tokens, width]` in `dtype`. `values` are
-/// the [`values`] of codes.
+/// Undoes [`encode`], except for what was lost: returns `[rows, heads, tokens, width]` in `dtype`. `values`
+/// are the [`values`] of codes.
 pub(crate) fn decode(
     words: Tensor<4, Int>,
     (scales, values): (&Tensor<2>, &Tensor<1>),

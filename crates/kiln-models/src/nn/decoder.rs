@@ -10,7 +10,7 @@ use kiln_core::{
     batch::Batch,
     layer::RowPosition,
     model::{CausalModel, ExpertTraffic, Logits, LowRankSource, WeightBytes},
-    model_cache::Pass,
+    model_cache::{Pass, PassRows},
     need::LayerNeed,
     read_back::moved,
 };
@@ -660,7 +660,7 @@ impl CausalModel for Decoder {
         if let Some(TextEncoderParts { of_type, norm }) = &self.text_encoder {
             x = norm.forward(x + of_type.clone(), kernels);
         }
-        let per_layer = match &self.per_layer {
+        let mut per_layer = match &self.per_layer {
             Some(own) => Some(own.compute(places.first().tokens()?, x.clone(), kernels)),
             None => None,
         };
@@ -670,7 +670,16 @@ impl CausalModel for Decoder {
         let device = self.placement.last().device().clone();
         // Inputs of the head.
         let mut hidden = Vec::new();
+        let reads_last = matches!(logits, Logits::Last | Logits::Early(_)) && batch.len() > 1;
+        let has_tokens = pass.rows().all(|PassRows { skip, .. }| skip < batch.len());
+        let first_reader = self.first_reader().filter(|_| reads_last && has_tokens);
         for (i, block) in self.layers.iter().enumerate() {
+            if first_reader == Some(i) {
+                // From here on, no token looks at the others.
+                per_layer = per_layer.map(|all| places.first().last(all));
+                x = places.of_mut(i.saturating_sub(1)).last(x);
+                places.iter_mut().for_each(Places::keep_last);
+            }
             let (places, kernels) = (places.of_mut(i), self.placement.of(i));
             x = moved(x, kernels.device())?;
             if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
@@ -725,6 +734,14 @@ impl Decoder {
         let per_layer = self.per_layer.iter_mut().map(|own| &mut own.projection);
         let blocks = self.layers.iter_mut().flat_map(Block::linears);
         blocks.chain(per_layer).chain(&mut self.lm_head).collect()
+    }
+
+    /// Returns the first of the last blocks, which only read keys and values of earlier ones; `None` if there
+    /// are none.
+    fn first_reader(&self) -> Option<usize> {
+        let reads = |block: &BlockConfig| matches!(block.mixer, MixerConfig::SharedAttention(_));
+        let first = self.config.blocks.iter().rposition(|block| !reads(block))? + 1;
+        (first < self.layers.len()).then_some(first)
     }
 
     /// Number of block `i` in the checkpoint.

@@ -185,6 +185,19 @@ impl<'a> Places<'a> {
         self.kept.iter().filter(|(of, _)| *of == rope).map(|(_, kept)| kept.clone()).collect()
     }
 
+    /// Restricts the pass to the last token of each row, for blocks that only attend to what earlier ones
+    /// [kept](Self::keep). Every row must have a token.
+    pub(crate) fn keep_last(&mut self) {
+        self.layout = Layout::Rectangle;
+        for (_, Kept { frames, positions, .. }) in &mut self.kept {
+            let before = frames.first().map_or(0, |frame| frame.new.saturating_sub(1));
+            *positions = positions.behind(before);
+            for frame in frames {
+                *frame = Frame { start: None, new: 1, first: frame.first + before, ..frame.clone() };
+            }
+        }
+    }
+
     /// Creates the frame of a part of attention.
     pub(crate) fn frame(&self, part: &RowPart<'_, dyn KvLayer>) -> Frame {
         let new = self.batch.len() - part.skip;

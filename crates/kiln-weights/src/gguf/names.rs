@@ -238,6 +238,10 @@ const MIXER: &[(&str, &str)] = &[
     ("c_layernorm", "ssm_c_norm"),
     ("norm", "ssm_norm"),
     ("in_proj_qkv", "attn_qkv"),
+    // Parts of the same matrix, one after another.
+    ("in_proj_q", "attn_qkv"),
+    ("in_proj_k", "attn_qkv"),
+    ("in_proj_v", "attn_qkv"),
     ("in_proj_z", "attn_gate"),
     ("in_proj_b", "ssm_beta"),
     ("in_proj_a", "ssm_alpha"),
@@ -322,6 +326,21 @@ pub fn joined_experts(name: &str) -> Option<(String, Undo)> {
         Some((format!("{block}.ffn_gate_up_exps.{end}"), Undo::Half { heads: 1, second }))
     };
     part(".ffn_gate_exps.", false).or_else(|| part(".ffn_up_exps.", true))
+}
+
+/// Returns the tensor that `name` is a part of in files of such a model as llama.cpp's converter writes them.
+pub fn whole(model_type: &str, name: &str) -> String {
+    let joined: (&[&str], &str) = match model_type {
+        "gpt_neox" => (&["attn_q.", "attn_k.", "attn_v."], "attn_qkv."),
+        "gemma4_text" => (&["ffn_gate_exps.", "ffn_up_exps."], "ffn_gate_up_exps."),
+        _ => return name.to_owned(),
+    };
+    joined.0.iter().fold(name.to_owned(), |name, part| name.replacen(part, joined.1, 1))
+}
+
+/// Returns the name of a tensor of a GGUF file within its block; the whole name outside of blocks.
+pub fn in_block_of(name: &str) -> &str {
+    name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part)
 }
 
 /// Returns the number of the block that a tensor of a GGUF file belongs to; `None` for tensors outside of

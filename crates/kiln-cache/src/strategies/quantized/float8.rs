@@ -1,6 +1,6 @@
-//! The rule of `format=fp8` (`Fp8QuantizedLayer` of transformers): the first pass decides the scales, and every
-//! token is rounded once, when it is stored. The queries of the first pass see its keys and values as they
-//! are; those of later passes see all, including their own, rounded.
+//! The rule of `format=fp8` (`Fp8QuantizedLayer` of transformers): the first pass decides the scales, and
+//! every token is rounded once, when it is stored. The queries of the first pass see its keys and values as
+//! they are; those of later passes see all, including their own, rounded.
 
 use burn::tensor::{DType, Int, Tensor};
 use kiln_core::{
@@ -57,8 +57,8 @@ type At = Progress<Counts>;
 impl Float8Policy {
     /// Number of slots once there are `end` tokens; `have`: current number.
     fn slots_for(&self, at: &At, have: usize, end: usize) -> usize {
-        // Growth by an eighth makes copies rare, and leaves little memory unused. If the final length is known
-        // (`horizon`), all is allocated at once.
+        // Growth by an eighth makes copies rare, and leaves little memory unused. If the final length is
+        // known (`horizon`), all is allocated at once.
         if end <= have { have } else { end.max(at.horizon).max(have + have / 8) }
     }
 

@@ -661,12 +661,9 @@ fn llama4(file: &mut File<'_>) -> Result<Fields, Error> {
     let experts = file.needed("expert_count")?;
     // A window of 0 stands for blocks that see and rotate everything. Otherwise llama.cpp hard-codes the
     // period and the lengths.
-    let (of_blocks, rotate) = match file.unsigned("attention.sliding_window")? {
-        Some(0) => ("full_attention", Some(vec![1; layers as usize])),
-        _ => ("chunked_attention", None),
-    };
-    let rotates = |i: u64| rotate.is_some() || (i + 1) % 4 != 0;
-    let kind = |i| if rotates(i) { of_blocks } else { "full_attention" };
+    let is_plain = file.unsigned("attention.sliding_window")? == Some(0);
+    let rotates = |i: u64| is_plain || !(i + 1).is_multiple_of(4);
+    let kind = |i| if rotates(i) && !is_plain { "chunked_attention" } else { "full_attention" };
     let rotating: Vec<u8> = (0..layers).map(|i| rotates(i).into()).collect();
     let dense = config.remove("intermediate_size").unwrap_or_default();
     config.extend(fields([
@@ -859,8 +856,8 @@ fn nemotron_h(file: &mut File<'_>) -> Result<Fields, Error> {
         ("use_conv_bias", biases("ssm_conv1d.bias")?),
         ("use_bias", biases("ssm_in.bias")?),
         ("mlp_bias", biases("ffn_up.bias")?),
-        // Steps have no limits in llama.cpp.
-        ("time_step_min", 0.0.into()),
+        // Steps have no limits in llama.cpp. The key is Kiln's own.
+        ("time_step_min", file.number("ssm.time_step_min")?.unwrap_or(0.0).into()),
     ]));
     let Some(experts) = file.unsigned("expert_count")?.filter(|experts| *experts > 0) else {
         return Ok(config);

@@ -1,6 +1,11 @@
 //! Differences between the architectures: one function each, in the order of `gguf/config/architectures.rs`.
+//! Those whose blocks differ are in [`hybrids`](super::hybrids), mixtures of experts in
+//! [`mixtures`](super::mixtures).
 
-use super::config::{Folder, wrong};
+use super::{
+    config::{Folder, text, wrong},
+    gemma4, hybrids, mixtures,
+};
 use crate::{
     Error,
     gguf::{Array, Value},
@@ -26,11 +31,13 @@ pub(super) struct Defaults {
     pub(super) positions: u64,
     pub(super) eps: f64,
     pub(super) theta: f64,
+    /// Rotated fraction of each head.
+    pub(super) rotated: f64,
 }
 
 impl Defaults {
     const fn new(kv_heads: Option<u64>, positions: u64) -> Self {
-        Self { kv_heads, head_dim: None, positions, eps: 1e-6, theta: 1e4 }
+        Self { kv_heads, head_dim: None, positions, eps: 1e-6, theta: 1e4, rotated: 1.0 }
     }
 
     const fn head_dim(self, size: u64) -> Self {
@@ -43,6 +50,10 @@ impl Defaults {
 
     const fn theta(self, theta: f64) -> Self {
         Self { theta, ..self }
+    }
+
+    const fn rotated(self, rotated: f64) -> Self {
+        Self { rotated, ..self }
     }
 }
 
@@ -62,12 +73,71 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
     of("mamba", "mamba", Defaults::new(None, MAMBA_POSITIONS).eps(1e-5), mamba),
     of("falcon_mamba", "mamba", Defaults::new(None, MAMBA_POSITIONS).eps(1e-5), mamba),
     of("jamba", "jamba", Defaults::new(Some(8), 262_144), jamba),
+    of("starcoder2", "starcoder2", Defaults::new(Some(2), 4096).eps(1e-5), starcoder2),
+    of("gpt2", "gpt2", Defaults::new(None, 1024).eps(1e-5), gpt2),
+    of("gpt_neox", "gptneox", Defaults::new(None, 2048).eps(1e-5).rotated(0.25), gpt_neox),
+    of("phi", "phi2", Defaults::new(None, 2048).eps(1e-5).rotated(0.5), phi),
+    of("olmo2", "olmo2", Defaults::new(None, 2048).eps(1e-5), olmo2),
+    of("olmo3", "olmo2", Defaults::new(None, 2048).eps(1e-5), olmo3),
+    of("cohere2", "cohere2", Defaults::new(None, 8192).eps(1e-5), cohere2),
+    of("glm4", "glm4", Defaults::new(Some(2), 131_072).head_dim(128).eps(1.5625e-7).rotated(0.5), plain),
+    of("glm4_moe", "glm4moe", Defaults::new(Some(8), 131_072).eps(1e-5).rotated(0.5), mixtures::glm4_moe),
+    of("exaone4", "exaone4", Defaults::new(Some(32), 2048).eps(1e-5), exaone4),
+    of("granite", "granite", Defaults::new(None, 2048), granite),
+    of("ernie4_5", "ernie4_5", Defaults::new(Some(2), 131_072).head_dim(128).eps(1e-5).theta(5e5), plain),
+    of("smollm3", "smollm3", Defaults::new(Some(4), 32_768).theta(2e6), smollm3),
+    of(
+        "gpt_oss",
+        "gpt-oss",
+        Defaults::new(Some(8), 131_072).head_dim(64).eps(1e-5).theta(150_000.0),
+        mixtures::gpt_oss,
+    ),
+    of("seed_oss", "seed_oss", Defaults::new(Some(8), 524_288).head_dim(128), plain),
+    of(
+        "ministral3",
+        "mistral3",
+        Defaults::new(Some(8), 262_144).head_dim(128).eps(1e-5).theta(1e6),
+        ministral3,
+    ),
+    of("deepseek_v2", "deepseek2", Defaults::new(None, 2048), mixtures::deepseek),
+    of("deepseek_v3", "deepseek2", Defaults::new(None, 4096), mixtures::deepseek),
+    of("glm4_moe_lite", "deepseek2", Defaults::new(None, 202_752).eps(1e-5), mixtures::deepseek),
+    of(
+        "llama4_text",
+        "llama4",
+        Defaults::new(Some(8), 131_072).head_dim(128).eps(1e-5).theta(5e5),
+        mixtures::llama4,
+    ),
+    of(
+        "qwen3_next",
+        "qwen3next",
+        Defaults::new(Some(2), 32_768).head_dim(256).rotated(0.25),
+        hybrids::qwen3_next,
+    ),
+    of(
+        "qwen3_5_text",
+        "qwen35",
+        Defaults::new(Some(4), 32_768).head_dim(256).rotated(0.25),
+        hybrids::qwen3_5,
+    ),
+    of(
+        "qwen3_5_moe_text",
+        "qwen35moe",
+        Defaults::new(Some(2), 32_768).head_dim(256).rotated(0.25),
+        hybrids::qwen3_5_moe,
+    ),
+    of("lfm2", "lfm2", Defaults::new(Some(8), 128_000).eps(1e-5).theta(1e6), hybrids::lfm2),
+    of("lfm2_moe", "lfm2moe", Defaults::new(Some(8), 128_000).eps(1e-5).theta(1e6), hybrids::lfm2_moe),
+    of("mamba2", "mamba2", Defaults::new(None, MAMBA_POSITIONS).eps(1e-5), hybrids::mamba2),
+    of("granitemoehybrid", "granitehybrid", Defaults::new(None, 2048), hybrids::granite),
+    of("nemotron_h", "nemotron_h", Defaults::new(Some(8), 4096).head_dim(128).eps(1e-5), hybrids::nemotron_h),
+    of("gemma4_text", "gemma4", Defaults::new(Some(4), 131_072).head_dim(256), gemma4::gemma4),
 ];
 
 /// Context length to write for Mamba. The model has no limit, but llama.cpp needs a number.
-const MAMBA_POSITIONS: u64 = 1 << 20;
+pub(super) const MAMBA_POSITIONS: u64 = 1 << 20;
 
-const SILU: [&str; 2] = ["silu", "swish"];
+pub(super) const SILU: [&str; 2] = ["silu", "swish"];
 
 const fn of(
     model_type: &'static str,
@@ -78,7 +148,7 @@ const fn of(
     Architecture { model_type, name, defaults, describe }
 }
 
-fn llama(folder: &mut Folder<'_>) -> Result<(), Error> {
+pub(super) fn llama(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.check_activation(&SILU)?;
     folder.decoder()?;
     folder.rope()?;
@@ -192,6 +262,148 @@ fn gemma3(folder: &mut Folder<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+/// Writes a model of attention and gated feed-forwards whose other settings follow from its tensors.
+fn plain(folder: &mut Folder<'_>) -> Result<(), Error> {
+    folder.check_activation(&SILU)?;
+    folder.decoder()?;
+    folder.rope()
+}
+
+fn starcoder2(folder: &mut Folder<'_>) -> Result<(), Error> {
+    folder.check_activation(&["gelu_pytorch_tanh"])?;
+    if folder.get("sliding_window").is_some() {
+        return Err(wrong("`sliding_window` is set, and a GGUF file of this model has no window"));
+    }
+    folder.layer_normed("norm_epsilon")?;
+    folder.rope()
+}
+
+fn gpt2(folder: &mut Folder<'_>) -> Result<(), Error> {
+    let named = |name: &str, other: &str| Ok::<_, Error>(folder.unsigned(name)?.or(folder.unsigned(other)?));
+    let missing = |name: &str| wrong(format!("`{name}` is missing in config.json"));
+    let hidden = named("n_embd", "hidden_size")?.ok_or_else(|| missing("n_embd"))?;
+    let blocks = named("n_layer", "num_hidden_layers")?.ok_or_else(|| missing("n_layer"))?;
+    let heads = named("n_head", "num_attention_heads")?.ok_or_else(|| missing("n_head"))?;
+    let positions = named("n_positions", "max_position_embeddings")?.unwrap_or(1024);
+    let inner = folder.unsigned("n_inner")?.unwrap_or(hidden.saturating_mul(4));
+    let eps = folder.number("layer_norm_epsilon")?.unwrap_or(folder.architecture.defaults.eps);
+    if folder.get("activation_function").is_some_and(|name| name != "gelu_new") {
+        return Err(wrong("`activation_function` is not gelu_new, as in every GGUF file of GPT-2"));
+    }
+    let is_set = |name: &str| Ok::<_, Error>(folder.boolean(name)?.unwrap_or(false));
+    if is_set("scale_attn_by_inverse_layer_idx")? || folder.boolean("scale_attn_weights")? == Some(false) {
+        return Err(wrong("scores have a factor of their own, which GGUF has no key for"));
+    }
+    for (key, number) in [
+        ("block_count", blocks),
+        ("context_length", positions),
+        ("embedding_length", hidden),
+        ("feed_forward_length", inner),
+        ("attention.head_count", heads),
+    ] {
+        folder.count(key, number)?;
+    }
+    folder.real("attention.layer_norm_epsilon", eps);
+    Ok(())
+}
+
+fn gpt_neox(folder: &mut Folder<'_>) -> Result<(), Error> {
+    folder.check_activation(&["gelu"])?;
+    folder.layer_normed("layer_norm_eps")?;
+    folder.rope()?;
+    let (rotated, parallel) = (folder.rotated()?, folder.boolean("use_parallel_residual")?.unwrap_or(true));
+    folder.count("rope.dimension_count", rotated)?;
+    folder.set("use_parallel_residual", Value::Bool(parallel));
+    Ok(())
+}
+
+fn phi(folder: &mut Folder<'_>) -> Result<(), Error> {
+    folder.check_activation(&["gelu_new"])?;
+    if folder.boolean("qk_layernorm")? == Some(true) {
+        return Err(wrong("`qk_layernorm` is true, and a GGUF file of this model has no such norms"));
+    }
+    folder.layer_normed("layer_norm_eps")?;
+    folder.rope()?;
+    let rotated = folder.rotated()?;
+    folder.count("rope.dimension_count", rotated)
+}
+
+fn olmo2(folder: &mut Folder<'_>) -> Result<(), Error> {
+    plain(folder)
+}
+
+fn olmo3(folder: &mut Folder<'_>) -> Result<(), Error> {
+    plain(folder)?;
+    let window = folder.unsigned("sliding_window")?.unwrap_or(4096);
+    folder.count("attention.sliding_window", window)?;
+    let theta = folder.theta_of_windows()?;
+    folder.real("rope.freq_base_swa", theta);
+    let slides = folder.sliding_blocks(4)?;
+    folder.set("attention.sliding_window_pattern", Value::Array(Array::Bool(slides)));
+    Ok(())
+}
+
+fn cohere2(folder: &mut Folder<'_>) -> Result<(), Error> {
+    folder.check_activation(&SILU)?;
+    folder.layer_normed("layer_norm_eps")?;
+    folder.rope()?;
+    let (vocab, rotated) = (folder.needed("vocab_size")?, folder.rotated()?);
+    let window = folder.unsigned("sliding_window")?.unwrap_or(4096);
+    let scale = folder.number("logit_scale")?.unwrap_or(0.0625);
+    folder.real("logit_scale", scale);
+    folder.count("attention.sliding_window", window)?;
+    folder.count("vocab_size", vocab)?;
+    folder.count("rope.dimension_count", rotated)?;
+    if folder.described.metadata.get("cohere2.rope.scaling.type").is_some() {
+        return Err(wrong("positions are stretched, which GGUF files of this model do not have"));
+    }
+    folder.set("rope.scaling.type", text("none"));
+    Ok(())
+}
+
+fn exaone4(folder: &mut Folder<'_>) -> Result<(), Error> {
+    plain(folder)?;
+    let vocab = folder.needed("vocab_size")?;
+    folder.count("vocab_size", vocab)?;
+    let default = Some(4096).filter(|_| !folder.is_null("sliding_window"));
+    let Some(window) = folder.unsigned("sliding_window")?.or(default) else { return Ok(()) };
+    folder.count("attention.sliding_window", window)?;
+    let slides = folder.sliding_blocks(folder.unsigned("sliding_window_pattern")?.unwrap_or(4))?;
+    folder.set("attention.sliding_window_pattern", Value::Array(Array::Bool(slides)));
+    Ok(())
+}
+
+fn granite(folder: &mut Folder<'_>) -> Result<(), Error> {
+    llama(folder)?;
+    folder.granite_factors()
+}
+
+fn smollm3(folder: &mut Folder<'_>) -> Result<(), Error> {
+    llama(folder)?;
+    if folder.boolean("use_sliding_window")? == Some(true) {
+        return Err(wrong("`use_sliding_window` is true, and a GGUF file of this model has no window"));
+    }
+    let list = folder.get("no_rope_layers").and_then(|list| list.as_array()).into_iter().flatten();
+    let is_usual = |(i, rotates): (usize, &serde_json::Value)| (rotates != 0) == ((i + 1) % 4 != 0);
+    match list.enumerate().all(is_usual) {
+        true => Ok(()),
+        false => {
+            Err(wrong("`no_rope_layers` is not every fourth block, as in every GGUF file of this model"))
+        }
+    }
+}
+
+fn ministral3(folder: &mut Folder<'_>) -> Result<(), Error> {
+    llama(folder)?;
+    let missing = || wrong("`llama_4_scaling_beta` of the rope parameters is missing");
+    let growth = folder.parameter("llama_4_scaling_beta")?.ok_or_else(missing)?;
+    folder.real("attention.temperature_scale", growth);
+    match folder.unsigned("sliding_window")? {
+        Some(window) => folder.count("attention.sliding_window", window),
+        None => Ok(()),
+    }
+}
+
 /// Writes Mamba or Falcon Mamba.
 fn mamba(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.check_activation(&SILU)?;
@@ -241,19 +453,37 @@ const MOST_BLOCKS: u64 = 4096;
 
 impl Folder<'_> {
     /// Writes the keys of models with attention and feed-forwards.
-    fn decoder(&mut self) -> Result<(), Error> {
-        let blocks = self.needed("num_hidden_layers")?;
-        if blocks > MOST_BLOCKS {
-            return Err(wrong(format!(
-                "`num_hidden_layers` is {blocks}; at most {MOST_BLOCKS} are possible"
-            )));
-        }
+    pub(super) fn decoder(&mut self) -> Result<(), Error> {
+        let width = self.needed("intermediate_size")?;
+        self.sizes(width)?;
+        self.rms_eps("rms_norm_eps")
+    }
+
+    pub(super) fn rms_eps(&mut self, field: &str) -> Result<(), Error> {
+        let eps = self.number(field)?.unwrap_or(self.architecture.defaults.eps);
+        self.real("attention.layer_norm_rms_epsilon", eps);
+        Ok(())
+    }
+
+    /// Writes the keys of [`decoder`](Self::decoder) for a model with LayerNorms. `eps` is the field of their
+    /// epsilon.
+    fn layer_normed(&mut self, eps: &str) -> Result<(), Error> {
+        let width = self.needed("intermediate_size")?;
+        self.sizes(width)?;
+        let eps = self.number(eps)?.unwrap_or(self.architecture.defaults.eps);
+        self.real("attention.layer_norm_epsilon", eps);
+        Ok(())
+    }
+
+    /// Writes the sizes of a model whose feed-forwards have this width.
+    pub(super) fn sizes(&mut self, width: u64) -> Result<(), Error> {
+        let blocks = self.blocks()?;
         let size = self.head_dim()?;
         for (key, number) in [
             ("block_count", blocks),
             ("context_length", self.positions()?),
             ("embedding_length", self.needed("hidden_size")?),
-            ("feed_forward_length", self.needed("intermediate_size")?),
+            ("feed_forward_length", width),
             ("attention.head_count", self.needed("num_attention_heads")?),
             ("attention.head_count_kv", self.kv_heads()?),
             ("attention.key_length", size),
@@ -261,12 +491,53 @@ impl Folder<'_> {
         ] {
             self.count(key, number)?;
         }
-        let eps = self.number("rms_norm_eps")?.unwrap_or(self.architecture.defaults.eps);
-        self.real("attention.layer_norm_rms_epsilon", eps);
         Ok(())
     }
 
-    fn experts(&mut self, experts: u64, chosen: u64) -> Result<(), Error> {
+    /// Writes the factors of Granite.
+    pub(super) fn granite_factors(&mut self) -> Result<(), Error> {
+        for (field, key) in [
+            ("attention_multiplier", "attention.scale"),
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("logits_scaling", "logit_scale"),
+        ] {
+            let factor = self.number(field)?.unwrap_or(1.0);
+            self.real(key, factor);
+        }
+        Ok(())
+    }
+
+    pub(super) fn blocks(&self) -> Result<u64, Error> {
+        match self.needed("num_hidden_layers")? {
+            blocks if blocks <= MOST_BLOCKS => Ok(blocks),
+            blocks => {
+                Err(wrong(format!("`num_hidden_layers` is {blocks}; at most {MOST_BLOCKS} are possible")))
+            }
+        }
+    }
+
+    /// Returns for each block whether it is of `kind`, as `layer_types` says; `default` if there is no such
+    /// list.
+    pub(super) fn blocks_of(&self, kind: &str, default: impl Fn(u64) -> bool) -> Result<Vec<bool>, Error> {
+        let blocks = self.blocks()?;
+        match self.get("layer_types").and_then(|types| types.as_array()) {
+            Some(types) if types.len() as u64 == blocks => Ok(types.iter().map(|of| of == kind).collect()),
+            Some(types) => {
+                let why =
+                    format!("`layer_types` has {} entries, `num_hidden_layers` is {blocks}", types.len());
+                Err(wrong(why))
+            }
+            None => Ok((0..blocks).map(default).collect()),
+        }
+    }
+
+    /// Returns for each block whether it has a window: all but every `period`th by default.
+    fn sliding_blocks(&self, period: u64) -> Result<Vec<bool>, Error> {
+        self.blocks_of("sliding_attention", |i| !(i + 1).is_multiple_of(period.max(1)))
+    }
+
+    pub(super) fn experts(&mut self, experts: u64, chosen: u64) -> Result<(), Error> {
         let (first, second) = match self.architecture.model_type {
             "mixtral" => ("num_experts", "num_local_experts"),
             _ => ("num_local_experts", "num_experts"),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::architectures::{ARCHITECTURES, Architecture};
+use super::architectures::{ARCHITECTURES, Architecture, MAMBA_POSITIONS};
 use crate::{
     Error,
     gguf::{Metadata, Tensors, Value, config_json, shown},
@@ -32,7 +32,7 @@ pub fn config_metadata(config: &Json) -> Result<ConfigMetadata, Error> {
     };
     let metadata = Metadata::from_iter([("general.architecture", text(architecture.name))]);
     let described = ConfigMetadata { metadata, factors: Vec::new() };
-    let mut folder = Folder { fields, architecture, described };
+    let mut folder = Folder { fields, architecture, name: architecture.name, described };
     (architecture.describe)(&mut folder)?;
     Ok(folder.described)
 }
@@ -46,7 +46,12 @@ pub fn check_config(config: &Json, metadata: &Metadata, tensors: &mut dyn Tensor
     for (key, value) in found.as_object().into_iter().flatten() {
         let stated = config.get(key).filter(|stated| !stated.is_null());
         // One name may stand for two models, and stretched positions have several forms.
-        let is_compared = !matches!(key.as_str(), "model_type" | "rope_scaling");
+        let is_compared = match &**key {
+            "model_type" | "rope_scaling" => false,
+            // Files of models without positions all say the same.
+            "max_position_embeddings" => *value != MAMBA_POSITIONS,
+            _ => true,
+        };
         if let Some(stated) = stated.filter(|stated| is_compared && !is_same(stated, value)) {
             return Err(Error::Unconvertible(format!(
                 "`{key}` is {stated} in config.json, and a GGUF file of this model can only say {value}"
@@ -69,6 +74,8 @@ fn is_same(a: &Json, b: &Json) -> bool {
 pub(super) struct Folder<'a> {
     fields: &'a Map<String, Json>,
     pub(super) architecture: &'static Architecture,
+    /// Value of `general.architecture`.
+    name: &'static str,
     pub(super) described: ConfigMetadata,
 }
 
@@ -110,7 +117,13 @@ impl Folder<'_> {
 
     /// Sets a key of the architecture.
     pub(super) fn set(&mut self, key: &str, value: Value) {
-        self.described.metadata.insert(format!("{}.{key}", self.architecture.name), value);
+        self.described.metadata.insert(format!("{}.{key}", self.name), value);
+    }
+
+    /// Gives the file another architecture, before any key of it is set.
+    pub(super) fn rename(&mut self, name: &'static str) {
+        self.name = name;
+        self.described.metadata.insert("general.architecture", text(name));
     }
 
     /// Sets a key to an integer.

@@ -5,6 +5,9 @@
 
 mod architectures;
 mod config;
+mod gemma4;
+mod hybrids;
+mod mixtures;
 mod rope;
 #[cfg(test)]
 mod tests;

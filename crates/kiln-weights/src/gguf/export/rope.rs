@@ -26,7 +26,7 @@ impl Folder<'_> {
     }
 
     /// Returns a number from the section, or else the one outside of it.
-    fn parameter(&self, key: &str) -> Result<Option<f64>, Error> {
+    pub(super) fn parameter(&self, key: &str) -> Result<Option<f64>, Error> {
         match self.section().and_then(|section| section.get(key)).filter(|value| !value.is_null()) {
             Some(value) => match value.as_f64() {
                 Some(number) => Ok(Some(number)),
@@ -39,7 +39,10 @@ impl Folder<'_> {
     /// Returns the number of rotated dimensions in a head.
     pub(super) fn rotated(&self) -> Result<u64, Error> {
         let size = self.head_dim()?;
-        let share = self.parameter("partial_rotary_factor")?.unwrap_or(1.0);
+        let default = self.architecture.defaults.rotated;
+        // The name in old configs of GPT-NeoX.
+        let share =
+            self.parameter("partial_rotary_factor")?.or(self.number("rotary_pct")?).unwrap_or(default);
         let rotated = (size as f64 * share) as u64;
         match rotated {
             2.. if rotated <= size && rotated / 2 <= MOST_PAIRS => Ok(rotated),
@@ -64,14 +67,31 @@ impl Folder<'_> {
         Ok(theta.or(self.number("rope_local_base_freq")?).unwrap_or(1e4))
     }
 
+    /// Returns the base of blocks with a window; that of the others if none is stated.
+    pub(super) fn theta_of_windows(&self) -> Result<f64, Error> {
+        let section = self.get("rope_parameters").and_then(|section| section.get("sliding_attention"));
+        let theta = section.and_then(|section| section.get("rope_theta")).and_then(Json::as_f64);
+        let usual = || Ok(self.parameter("rope_theta")?.unwrap_or(self.architecture.defaults.theta));
+        theta.map_or_else(usual, Ok)
+    }
+
     /// Writes the keys and vectors of rotary positions.
     pub(super) fn rope(&mut self) -> Result<(), Error> {
-        let theta = self.parameter("rope_theta")?.unwrap_or(self.architecture.defaults.theta);
-        self.real("rope.freq_base", theta);
         let rotated = self.rotated()?;
         if rotated != self.head_dim()? {
             self.count("rope.dimension_count", rotated)?;
         }
+        self.rope_of(rotated)
+    }
+
+    /// Writes the base and the stretching of `rotated` dimensions.
+    pub(super) fn rope_of(&mut self, rotated: u64) -> Result<(), Error> {
+        let theta = match self.parameter("rope_theta")? {
+            Some(theta) => theta,
+            // The name in old configs of GPT-NeoX.
+            None => self.number("rotary_emb_base")?.unwrap_or(self.architecture.defaults.theta),
+        };
+        self.real("rope.freq_base", theta);
         let of = |section: &Json, key: &str| section.get(key).and_then(Json::as_str).map(str::to_owned);
         let kind = self.section().and_then(|section| of(section, "rope_type").or(of(section, "type")));
         let is_phi = self.architecture.model_type == "phi3";
@@ -110,14 +130,30 @@ impl Folder<'_> {
     }
 
     fn yarn(&mut self) -> Result<(), Error> {
-        let unknown = ["mscale", "mscale_all_dim"];
-        for key in unknown {
-            if self.parameter(key)?.is_some() {
-                return Err(wrong(format!("`{key}` of the rope parameters has no key in GGUF")));
+        const LOG: &str = "rope.scaling.yarn_log_multiplier";
+        let model_type = self.architecture.model_type;
+        let [scale, of_all] = [self.parameter("mscale")?, self.parameter("mscale_all_dim")?];
+        match (model_type, scale, of_all) {
+            (_, None, None) => {}
+            ("ministral3", None | Some(1.0), of_all) => self.real(LOG, of_all.unwrap_or(0.0)),
+            // llama.cpp expects a tenth.
+            ("deepseek_v2" | "deepseek_v3" | "glm4_moe_lite", Some(scale), Some(of_all))
+                if scale == of_all =>
+            {
+                self.real(LOG, 0.1 * of_all);
+            }
+            _ => {
+                let why =
+                    "`mscale` or `mscale_all_dim` of the rope parameters has a value that GGUF cannot say";
+                return Err(wrong(why));
             }
         }
-        if self.section().and_then(|section| section.get("truncate")) == Some(&Json::Bool(false)) {
-            return Err(wrong("`truncate` of the rope parameters is false, which GGUF has no key for"));
+        // Files of gpt-oss never round the limits of frequencies, and others always do.
+        let truncates = self.section().and_then(|section| section.get("truncate"));
+        let truncates = truncates.and_then(Json::as_bool).unwrap_or(true);
+        if truncates == (model_type == "gpt_oss") {
+            let why = format!("`truncate` of the rope parameters is {truncates}, which GGUF has no key for");
+            return Err(wrong(why));
         }
         let (factor, trained) = (self.factor()?, self.trained()?);
         self.set("rope.scaling.type", text("yarn"));

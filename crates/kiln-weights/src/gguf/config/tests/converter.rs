@@ -127,7 +127,6 @@ fn configs_equal_the_converted_originals() {
                 "absorbs_keys" | "linear_gates_apart" | "linear_heads_alternate" | "shared_mlp_apart" => {
                     &true.into()
                 }
-                "first_k_dense_replace" if expected.get(key).is_none() => &1.into(),
                 // llama.cpp has no limit.
                 "time_step_min" => &Json::from(0.0),
                 key => expected.get(key).unwrap_or_else(|| panic!("{name}: {key} is not in the original")),
