@@ -103,6 +103,8 @@ def configs(T):
                           moe_intermediate_size=32, moe_shared_expert_intermediate_size=48, time_step_min=1e-9),
         T.NemotronHConfig(**layer_normed(num_hidden_layers=None), head_dim=16, layers_block_type=["mamba", "attention", "mlp"],
                           mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2, time_step_min=1e-9),
+        T.BertConfig(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                     max_position_embeddings=128, layer_norm_eps=1e-6),
     ]
 
 
@@ -147,7 +149,8 @@ def case(config, folder):
     import gguf, transformers
     from safetensors.numpy import load_file
 
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    auto = transformers.AutoModel if config.model_type == "bert" else transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
     convert(folder, folder / "model.gguf")
     reader = gguf.GGUFReader(folder / "model.gguf")
     kept = lambda key: key == "general.architecture" or not key.startswith(("GGUF.", "general.", "tokenizer."))

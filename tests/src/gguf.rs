@@ -1,12 +1,12 @@
 //! Models in GGUF files give the same results as their Hugging Face folders, in every number format.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::{Path, PathBuf},
 };
 
-use kiln::{Model, ModelBuilder, device::Opened};
+use kiln::{Model, ModelBuilder, Pooling, device::Opened};
 use kiln_weights::{
     Format,
     gguf::{
@@ -15,7 +15,7 @@ use kiln_weights::{
     },
 };
 use safetensors::{Dtype, tensor::TensorView};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 use crate::{
@@ -154,14 +154,20 @@ impl Case {
             };
             return [part("gate_proj"), part("up_proj")].concat();
         }
-        let known = name
+        let prefix = if self.model_type() == "bert" { "bert." } else { "" };
+        let known = format!("{prefix}{name}")
+            .replace("attention.self.query", "attention.q_proj")
+            .replace("attention.self.key", "attention.k_proj")
+            .replace("attention.self.value", "attention.v_proj")
+            .replace("attention.output.dense", "attention.o_proj")
+            .replace("attention.output.LayerNorm", "attention_norm")
             .replace("query_key_value", "q_proj")
             .replace("embed_out", "lm_head")
             .replace("router.layer", "router")
             .replace("in_proj_ba", "in_proj_b")
             .replace("shared_mlp.output_linear", "block_sparse_moe.shared_mlp.down_proj");
         let found = source(self.model_type(), &known, heads).unwrap();
-        let is_joined = known.contains("q_proj") && known != name;
+        let is_joined = name.contains("query_key_value");
         let own = if is_joined { found.name.replace("attn_q.", "attn_qkv.") } else { found.name.clone() };
         let (_, numbers) = self.numbers(&own, format);
         let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
@@ -297,7 +303,8 @@ impl Case {
             state_heads: number("linear_num_key_heads"),
         };
         let mut tensors = BTreeMap::new();
-        for (name, shape) in &self.checkpoint {
+        // Files have no heads of encoders.
+        for (name, shape) in self.checkpoint.iter().filter(|(name, _)| !name.starts_with("pooler.")) {
             let numbers = self.stored(name, shape, heads, format).into_iter();
             let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
             tensors.insert(name.clone(), (shape.clone(), bytes));
@@ -340,6 +347,16 @@ pub(crate) fn load(path: &Path, opened: &Opened) -> kiln::Result<Model> {
     float32(Model::builder(path), opened).load()
 }
 
+/// Returns the logits of a model, or the embedding of an encoder.
+fn outputs(model: &Model) -> Vec<f32> {
+    match model.causal().is_bidirectional() {
+        true => {
+            model.embed([vec![3, 1, 4, 1, 5]]).pooling(Pooling::WeightedMean).vectors().unwrap().remove(0)
+        }
+        false => logits(model),
+    }
+}
+
 fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
 }
@@ -352,7 +369,7 @@ fn gguf_files_give_the_logits_of_their_folders() {
         for opened in devices() {
             let (model, same) = (load(&path, opened).unwrap(), load(folder.path(), opened).unwrap());
             assert_eq!(model.parameters(), same.parameters(), "{}", case.model_type());
-            let (logits, want) = (logits(&model), logits(&same));
+            let (logits, want) = (outputs(&model), outputs(&same));
             assert!(logits.iter().all(|logit| logit.is_finite()), "{}", case.model_type());
             // Frequencies of scaled positions are stored as float32 in the file, and computed for the folder.
             let name = format!("{} on {}", case.model_type(), opened.info.name);
@@ -362,6 +379,87 @@ fn gguf_files_give_the_logits_of_their_folders() {
             }
             assert_close(&logits, &want, &name);
         }
+    }
+}
+
+#[test]
+fn a_file_of_an_encoder_has_its_tokenizer_and_its_pooling() {
+    let case = cases().into_iter().find(|case| case.model_type() == "bert").unwrap();
+    let mut texts =
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "##s", ",", "romeo"].map(str::to_owned).to_vec();
+    texts.extend(('a'..='z').flat_map(|letter| [letter.to_string(), format!("##{letter}")]));
+    texts.retain({
+        let mut known = BTreeSet::new();
+        move |text| known.insert(text.clone())
+    });
+    let folder = case.folder(Format::F32);
+    let write = |file: &str, json: Json| {
+        let path = folder.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, json.to_string()).unwrap();
+    };
+    let special = |id: usize| {
+        json!({
+            "id": id, "content": texts[id], "special": true, "normalized": false, "single_word": false,
+            "lstrip": false, "rstrip": false,
+        })
+    };
+    let vocab: BTreeMap<&String, usize> = texts.iter().zip(0..).collect();
+    write(
+        "tokenizer.json",
+        json!({
+            "version": "1.0",
+            "added_tokens": [special(0), special(1), special(2), special(3)],
+            "normalizer": {
+                "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+                "lowercase": true,
+            },
+            "pre_tokenizer": { "type": "BertPreTokenizer" },
+            "post_processor": { "type": "BertProcessing", "cls": ["[CLS]", 2], "sep": ["[SEP]", 3] },
+            "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
+            "model": {
+                "type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+            },
+        }),
+    );
+    let modules = ["Transformer", "Pooling", "Normalize"].iter().enumerate();
+    let path = |i: usize| if i == 0 { String::new() } else { format!("{i}") };
+    let modules =
+        modules.map(|(i, kind)| json!({ "path": path(i), "type": format!("sentence_transformers.{kind}") }));
+    write("modules.json", modules.collect());
+
+    let mut metadata = case.metadata.clone();
+    let stored = texts.iter().enumerate().map(|(id, text)| match text.strip_prefix("##") {
+        _ if id < 4 => text.clone(),
+        Some(inside) => inside.to_owned(),
+        None => format!("▁{text}"),
+    });
+    let kinds = (0..texts.len()).map(|id| if id < 4 { 3 } else { 1 }).collect();
+    metadata.insert("tokenizer.ggml.model", Value::String("bert".to_owned()));
+    metadata.insert("tokenizer.ggml.tokens", Value::Array(Array::String(stored.collect())));
+    metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
+    for (name, id) in [("padding", 0), ("unknown", 1), ("cls", 2), ("seperator", 3)] {
+        metadata.insert(format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
+    }
+    let load_with = |kind: u32, opened: &Opened| {
+        let mut metadata = metadata.clone();
+        metadata.insert("bert.pooling_type", Value::U32(kind));
+        let path = folder.path().join("model.gguf");
+        case.write(&path, &metadata, case.tensors.keys(), Format::F32);
+        load(&path, opened).unwrap()
+    };
+    let inputs = ["Roméos, the Wherefores?", "x", ""];
+    for opened in devices() {
+        for (kind, pooling) in [(1, "mean"), (2, "cls"), (3, "lasttoken")] {
+            write("1/config.json", json!({ "pooling_mode": pooling }));
+            let want = load(folder.path(), opened).unwrap().embed(inputs).run().unwrap();
+            assert_eq!(load_with(kind, opened).embed(inputs).run().unwrap(), want, "{pooling}");
+        }
+        let error = |kind| load_with(kind, opened).embed(inputs).vectors().unwrap_err().to_string();
+        assert!(error(0).contains("pooling"), "{}", error(0));
+        assert!(error(4).contains("`bert.pooling_type` is 4: the model ranks"), "{}", error(4));
+        assert!(error(9).contains("is 9, must be between 0 and 3"), "{}", error(9));
     }
 }
 

@@ -106,18 +106,19 @@ impl GgufFiles {
     /// [`Error::File`] for metadata that is missing, unknown or contradicts itself.
     pub(crate) fn text(&self, file: &str) -> Result<Option<String>> {
         let metadata = self.metadata();
-        // Every counterpart is about tokens.
         let model = metadata.get("tokenizer.ggml.model");
-        if model.is_none_or(|model| matches!(model.as_str(), Some("none" | "no_vocab"))) {
-            return Ok(None);
-        }
+        let has_tokens = model.is_some_and(|model| !matches!(model.as_str(), Some("none" | "no_vocab")));
         let json = match file {
-            "tokenizer.json" => gguf::tokenizer_json(metadata),
-            "tokenizer_config.json" => gguf::tokenizer_config(metadata),
-            "generation_config.json" => gguf::generation_config(metadata),
+            "modules.json" => gguf::modules(metadata),
+            gguf::POOLING_CONFIG => gguf::pooling_config(metadata),
+            // All others are about tokens.
+            _ if !has_tokens => return Ok(None),
+            "tokenizer.json" => gguf::tokenizer_json(metadata).map(Some),
+            "tokenizer_config.json" => gguf::tokenizer_config(metadata).map(Some),
+            "generation_config.json" => gguf::generation_config(metadata).map(Some),
             _ => return Ok(None),
         };
-        json.map(|json| Some(json.to_string())).map_err(|e| wrong(&self.path, e))
+        Ok(json.map_err(|e| wrong(&self.path, e))?.map(|json| json.to_string()))
     }
 
     /// Returns the config of the model, as in a `config.json`.

@@ -142,8 +142,15 @@ impl File<'_> {
     /// more rows than there are tokens.
     fn model(&self, model_type: &str) -> Result<Fields, Error> {
         const EMBEDDINGS: &str = "token_embd.weight";
-        if self.metadata.boolean(&self.key("attention.causal"))? == Some(false) {
-            return Err(self.wrong("attention.causal", "is false, and models here see no later tokens"));
+        match (self.is_causal()?, model_type) {
+            (true, "bert") => {
+                return Err(self.wrong("attention.causal", "is not false, and BERT is an encoder here"));
+            }
+            (false, "bert") | (true, _) => {}
+            (false, _) => {
+                let why = "is false, and models of this architecture see no later tokens here";
+                return Err(self.wrong("attention.causal", why));
+            }
         }
         let vocab = self.tensors.shape(EMBEDDINGS).and_then(|shape| shape.first().copied());
         let vocab = vocab.ok_or_else(|| Error::Damaged(format!("the tensor `{EMBEDDINGS}` is missing")))?;
@@ -155,6 +162,11 @@ impl File<'_> {
             // An untied head is always a tensor.
             ("tie_word_embeddings", (!self.has("output.weight")).into()),
         ]))
+    }
+
+    /// Whether tokens see only those before them.
+    fn is_causal(&self) -> Result<bool, Error> {
+        Ok(self.metadata.boolean(&self.key("attention.causal"))?.unwrap_or(true))
     }
 
     fn eps(&self) -> Result<f64, Error> {

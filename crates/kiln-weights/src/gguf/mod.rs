@@ -8,6 +8,7 @@ mod file;
 mod metadata;
 pub mod names;
 mod parts;
+mod pooling;
 mod reader;
 mod tensor;
 mod tokenizer;
@@ -18,6 +19,7 @@ pub use export::{ConfigMetadata, TokenizerFiles, check_config, config_metadata, 
 pub use file::Gguf;
 pub use metadata::{Array, Metadata, Value};
 pub use parts::{Parts, part_names};
+pub use pooling::{POOLING_CONFIG, modules, pooling_config};
 pub use tensor::TensorInfo;
 pub use tokenizer::{generation_config, tokenizer_config, tokenizer_json};
 pub use writer::{GgufWriter, NewTensor};

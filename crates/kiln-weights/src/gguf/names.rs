@@ -128,6 +128,10 @@ const OUTSIDE: &[(&str, &str)] = &[
     ("model.embeddings", "token_embd"),
     ("model.norm_f", "output_norm"),
     ("lm_head", "output"),
+    ("bert.embeddings.word_embeddings", "token_embd"),
+    ("bert.embeddings.position_embeddings", "position_embd"),
+    ("bert.embeddings.token_type_embeddings", "token_types"),
+    ("bert.embeddings.LayerNorm", "token_embd_norm"),
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
     ("model.per_layer_projection_norm", "per_layer_proj_norm"),
@@ -172,6 +176,11 @@ const PARTS: &[(&str, &str)] = &[
     ("attention.k_proj", "attn_k"),
     ("attention.v_proj", "attn_v"),
     ("attention.dense", "attn_output"),
+    ("attention.o_proj", "attn_output"),
+    ("attention_norm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
     ("mlp.dense_h_to_4h", "ffn_up"),
     ("mlp.dense_4h_to_h", "ffn_down"),
     ("mlp.router", "ffn_gate_inp"),
@@ -270,7 +279,8 @@ const EXPERTS: &[(&str, &str)] = &[
 ];
 
 /// Prefixes of the numbers of blocks.
-const LAYERS: [&str; 4] = ["model.layers.", "backbone.layers.", "transformer.h.", "gpt_neox.layers."];
+const LAYERS: [&str; 5] =
+    ["model.layers.", "backbone.layers.", "transformer.h.", "gpt_neox.layers.", "bert.encoder.layer."];
 
 /// Locates the tensor `name` of a checkpoint with this `model_type` in a GGUF file; `None` for a name that no
 /// file has.

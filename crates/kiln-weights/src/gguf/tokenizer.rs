@@ -9,6 +9,7 @@ mod sentencepiece;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod word_piece;
 
 use serde_json::{Map, Value, json};
 
@@ -33,12 +34,13 @@ pub(super) const ENDS: [&str; 11] = [
 ];
 
 /// Names of special tokens in `tokenizer_config.json`, and in keys of GGUF.
-const SPECIAL: [(&str, &str); 6] = [
+const SPECIAL: [(&str, &str); 7] = [
     ("bos_token", "bos"),
     ("eos_token", "eos"),
     ("unk_token", "unknown"),
     ("pad_token", "padding"),
     ("sep_token", "seperator"),
+    ("cls_token", "cls"),
     ("mask_token", "mask"),
 ];
 
@@ -48,13 +50,14 @@ struct Parts {
     pre_tokenizer: Value,
     decoder: Value,
     model: Value,
-    /// Whether texts begin with the token `bos` by default.
-    adds_bos: bool,
+    /// Adds tokens around texts; null if it adds none.
+    post_processor: Value,
 }
 
 /// Returns the `tokenizer.json` for the tokenizer in `tokenizer.ggml.*`.
 ///
-/// The model `gpt2` is byte-level BPE; `llama` and `gemma4` are SentencePiece's BPE with byte fallback.
+/// The model `gpt2` is byte-level BPE; `llama` and `gemma4` are SentencePiece's BPE with byte fallback;
+/// `bert` is WordPiece.
 ///
 /// # Errors
 /// Another model, an unknown pre-tokenizer, and keys that are missing or contradict each other.
@@ -63,8 +66,10 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Value, Error> {
     let parts = match vocabulary.model {
         "gpt2" => byte_level::parts(metadata, &vocabulary)?,
         "llama" | "gemma4" => sentencepiece::parts(metadata, &vocabulary)?,
+        "bert" => word_piece::parts(metadata, &vocabulary)?,
         other => {
-            let why = format!("is {}, which is not supported; known: gpt2, llama, gemma4", shown(other));
+            let why =
+                format!("is {}, which is not supported; known: gpt2, llama, gemma4, bert", shown(other));
             return Err(wrong("model", why));
         }
     };
@@ -75,7 +80,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Value, Error> {
         "added_tokens": vocabulary.added_tokens(),
         "normalizer": parts.normalizer,
         "pre_tokenizer": parts.pre_tokenizer,
-        "post_processor": template(metadata, &vocabulary, parts.adds_bos)?,
+        "post_processor": parts.post_processor,
         "decoder": parts.decoder,
         "model": parts.model,
     }))

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FACTORS, Fields, File, fields};
-use crate::Error;
+use crate::{Error, gguf::shown};
 
 type Config = fn(&mut File<'_>) -> Result<Fields, Error>;
 
@@ -52,6 +52,7 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("falcon-h1", falcon_h1),
     ("nemotron_h", nemotron_h),
     ("nemotron_h_moe", nemotron_h),
+    ("bert", bert),
 ];
 
 /// Reads Llama, Mistral or Mixtral, which share one name.
@@ -84,6 +85,28 @@ fn llama(file: &mut File<'_>) -> Result<Fields, Error> {
     }
     let chosen = file.chosen_experts()?;
     config.extend(fields([("num_local_experts", experts.into()), ("num_experts_per_tok", chosen.into())]));
+    Ok(config)
+}
+
+/// Reads BERT. Files of RoBERTa have the same name, and another tokenizer.
+fn bert(file: &mut File<'_>) -> Result<Fields, Error> {
+    const TYPES: &str = "token_types.weight";
+    const TOKENIZER: &str = "tokenizer.ggml.model";
+    let tokenizer = file.metadata.text(TOKENIZER)?;
+    if let Some(other) = tokenizer.filter(|name| !matches!(*name, "bert" | "none" | "no_vocab")) {
+        let why = format!("is {}, as in files of RoBERTa; of encoders only BERT is supported", shown(other));
+        return Err(Error::Metadata { key: TOKENIZER.to_owned(), why });
+    }
+    let mut config = file.layer_normed("bert", "layer_norm_eps")?;
+    config.remove("num_key_value_heads");
+    config.remove("head_dim");
+    let types = file.tensors.shape(TYPES).and_then(|shape| shape.first().copied());
+    let types = types.ok_or_else(|| {
+        Error::Damaged(format!(
+            "the tensor `{TYPES}` is missing; DistilBERT, which has none, is not supported"
+        ))
+    })?;
+    config.extend(fields([("type_vocab_size", types.into()), ("hidden_act", "gelu".into())]));
     Ok(config)
 }
 

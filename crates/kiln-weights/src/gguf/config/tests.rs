@@ -158,6 +158,14 @@ fn sizes_may_be_lists_and_heads_may_have_their_own_size() {
     model().sizes(&[("block_count", 0)]).refused("is 0, must be between 1 and 4096");
     model().sizes(&[("block_count", u32::MAX)]).refused("must be between 1 and 4096");
     model().set("attention.causal", Stored::Bool(false)).refused("`llama.attention.causal` is false");
+    let bert = || Model::decoder("bert").number("attention.layer_norm_epsilon", 1e-6);
+    let encoder = || bert().set("attention.causal", Stored::Bool(false));
+    bert().refused("`bert.attention.causal` is not false");
+    encoder().refused("the tensor `token_types.weight` is missing; DistilBERT");
+    let mut roberta = encoder();
+    roberta.metadata.insert("tokenizer.ggml.model", Stored::String("gpt2".to_owned()));
+    roberta.refused("`tokenizer.ggml.model` is `gpt2`, as in files of RoBERTa");
+    assert_eq!(encoder().tensor("token_types.weight", &[3, 64]).config()["type_vocab_size"], 3);
     Model::new("llama").refused("`llama.block_count` is missing");
     model().number("rope.freq_base", f32::NAN).refused("`llama.rope.freq_base` is NaN, must be finite");
     let mut without = model();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{
     Parts, bpe,
     pre_tokenizer::{self, PreTokenizer},
+    template,
     vocabulary::Vocabulary,
     wrong,
 };
@@ -25,7 +26,7 @@ pub(super) fn parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
         pre_tokenizer: cut.json(),
         decoder: pre_tokenizer::bytes(),
         model: model.into(),
-        adds_bos: cut.adds_bos,
+        post_processor: template(metadata, vocabulary, cut.adds_bos)?,
     })
 }
 

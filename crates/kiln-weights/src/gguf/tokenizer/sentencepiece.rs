@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{
     Parts, bpe,
     byte_level::merges,
+    template,
     vocabulary::{Kind, Vocabulary},
     wrong,
 };
@@ -42,7 +43,7 @@ pub(super) fn parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
         pre_tokenizer: Value::Null,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
         model: model.into(),
-        adds_bos: true,
+        post_processor: template(metadata, vocabulary, true)?,
     })
 }
 

@@ -318,6 +318,52 @@ fn user_defined_tokens_are_matched_first() {
     assert_eq!(tokenizer.decode(&ids(&tokenizer, "a    a\n\n a"), true).unwrap(), "a    a\n\n a");
 }
 
+/// Returns a WordPiece vocabulary in the form of files.
+fn word_pieces() -> Metadata {
+    let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "break", "able", "▁,", "▁cafe", "▁Cafe", "▁é"];
+    let kinds = [3, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1];
+    metadata([
+        ("ggml.model", text("bert")),
+        ("ggml.tokens", strings(tokens)),
+        ("ggml.token_type", Value::Array(Array::I32(kinds.to_vec()))),
+        ("ggml.unknown_token_id", Value::U32(1)),
+        ("ggml.cls_token_id", Value::U32(2)),
+        ("ggml.seperator_token_id", Value::U32(3)),
+    ])
+}
+
+#[test]
+fn word_pieces_are_those_of_bert() {
+    let mut metadata = word_pieces();
+    let found = |metadata: &Metadata, text: &str| tokens(&tokenizer(metadata), text);
+    let want = ["[CLS]", "un", "##break", "##able", ",", "cafe", "[SEP]"];
+    assert_eq!(found(&metadata, "Unbreakable,\tCafé"), want);
+    assert_eq!(found(&metadata, "able [SEP]"), ["[CLS]", "[UNK]", "[SEP]", "[SEP]"]);
+    assert_eq!(found(&metadata, ""), ["[CLS]", "[SEP]"]);
+    let tokenizer = tokenizer(&metadata);
+    let encoded = ids(&tokenizer, "unbreakable, cafe");
+    assert_eq!(tokenizer.decode(&encoded, true).unwrap(), "unbreakable, cafe");
+    let config = tokenizer_config(&metadata).unwrap();
+    assert_eq!([&config["cls_token"], &config["sep_token"]], ["[CLS]", "[SEP]"]);
+
+    metadata.insert("tokenizer.ggml.normalizer.lowercase", Value::Bool(false));
+    assert_eq!(found(&metadata, "Cafe é"), ["[CLS]", "Cafe", "é", "[SEP]"]);
+    metadata.insert("tokenizer.ggml.normalizer.strip_accents", Value::Bool(true));
+    assert_eq!(found(&metadata, "Café"), ["[CLS]", "Cafe", "[SEP]"]);
+    // Newer files have another key. The default is BERT's own number, which this vocabulary does not have.
+    metadata.insert("tokenizer.ggml.cls_token_id", Value::I32(-1));
+    refused(&metadata, "`tokenizer.ggml.cls_token_id` names no token");
+    let without: Metadata = word_pieces()
+        .iter()
+        .filter(|(key, _)| !key.ends_with("cls_token_id"))
+        .map(|(k, v)| (k, v.clone()))
+        .collect();
+    refused(&without, "`tokenizer.ggml.bos_token_id` names no token");
+    let mut other = without;
+    other.insert("tokenizer.ggml.bos_token_id", Value::U32(2));
+    assert_eq!(found(&other, ","), ["[CLS]", ",", "[SEP]"]);
+}
+
 #[test]
 fn impossible_tokenizers_are_errors() {
     let with = |key: &str, value: Value| {
@@ -328,8 +374,8 @@ fn impossible_tokenizers_are_errors() {
     refused(&Metadata::new(), "`tokenizer.ggml.model` is missing");
     refused(&metadata([("ggml.model", text("gpt2"))]), "`tokenizer.ggml.tokens` is missing");
     refused(
-        &with("model", text("bert")),
-        "`tokenizer.ggml.model` is `bert`, which is not supported; known: gpt2, llama, gemma4",
+        &with("model", text("t5")),
+        "`tokenizer.ggml.model` is `t5`, which is not supported; known: gpt2, llama, gemma4, bert",
     );
     refused(
         &with("pre", text("new\x1b[1m")),

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::wrong;
+use super::{word_piece, wrong};
 use crate::{
     Error,
     gguf::{Array, Metadata, shown},
@@ -87,16 +87,19 @@ impl<'a> Vocabulary<'a> {
                 .and_then(|kinds| kinds.get(id as usize))
                 .map_or(Kind::Normal, |kind| Kind::of(*kind));
             let score = scores.as_ref().and_then(|scores| scores.get(id as usize)).copied().unwrap_or(0.0);
-            // llama.cpp's name for tokens without a text.
-            let text = if text.is_empty() { Cow::from(format!("[EMPTY_{id}]")) } else { Cow::from(text) };
-            if let Cow::Borrowed(text) = text
-                && let Some(first) = ids.insert(text, id)
-            {
+            let is_empty = text.is_empty();
+            if !is_empty && let Some(first) = ids.insert(text.as_str(), id) {
                 return Err(wrong(
                     "tokens",
                     format!("has the token {} twice, with the ids {first} and {id}", shown(text)),
                 ));
             }
+            let text = match (model, kind) {
+                // llama.cpp's name for tokens without a text.
+                _ if is_empty => Cow::from(format!("[EMPTY_{id}]")),
+                ("bert", kind) if kind != Kind::Control => word_piece::text(text),
+                _ => Cow::from(text),
+            };
             tokens.push(Token { text, kind, score });
         }
         let name = metadata.text("general.name")?.unwrap_or_default().to_lowercase();
@@ -129,6 +132,11 @@ impl<'a> Vocabulary<'a> {
             ("llama", "unknown") => Some(0),
             ("llama", "bos") => Some(1),
             ("llama", "eos") => Some(2),
+            ("bert", "unknown") => Some(100),
+            ("bert", "bos") => Some(101),
+            ("bert", "seperator") => Some(102),
+            ("bert", "padding") => Some(0),
+            ("bert", "mask") => Some(103),
             _ => None,
         };
         let exists = |id: &u32| self.token(*id).is_some();

@@ -151,6 +151,19 @@ fn requested(config: &Json, tensor: &str, shape: Vec<usize>) -> Vec<(String, Vec
         .replace("router.layer", "router")
         .replace("shared_mlp.input_linear", "block_sparse_moe.shared_mlp.gate_up_proj")
         .replace("shared_mlp.output_linear", "block_sparse_moe.shared_mlp.down_proj");
+    if name == "bert" {
+        // Files have no heads of encoders.
+        if tensor.starts_with("pooler.") {
+            return Vec::new();
+        }
+        let known = tensor
+            .replace("attention.self.query", "attention.q_proj")
+            .replace("attention.self.key", "attention.k_proj")
+            .replace("attention.self.value", "attention.v_proj")
+            .replace("attention.output.dense", "attention.o_proj")
+            .replace("attention.output.LayerNorm", "attention_norm");
+        return vec![(format!("bert.{known}"), shape)];
+    }
     let halves = |whole: &str, parts: [&str; 2]| {
         let own = [&[shape[0] / 2], &shape[1..]].concat();
         parts.map(|part| (tensor.replace(whole, part), own.clone())).into()
