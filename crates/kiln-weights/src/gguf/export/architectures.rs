@@ -1,6 +1,6 @@
 //! Differences between the architectures: one function each, in the order of `gguf/config/architectures.rs`.
-//! Those whose blocks differ are in [`hybrids`](super::hybrids), mixtures of experts in
-//! [`mixtures`](super::mixtures).
+//! Models whose blocks differ are in [`hybrids`](super::hybrids), mixtures of experts in
+//! [`mixtures`](super::mixtures), Gemma 4 in [`gemma4`](super::gemma4).
 
 use super::{
     config::{Folder, text, wrong},

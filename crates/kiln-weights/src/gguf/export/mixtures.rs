@@ -21,14 +21,21 @@ struct Experts {
     dense: u64,
 }
 
+const GLM_4_5: Experts =
+    Experts { experts: 128, chosen: 8, width: 1408, shared: 1, scale: 1.0, groups: [1, 1], dense: 1 };
+const GLM_4_7_FLASH: Experts =
+    Experts { experts: 64, chosen: 4, width: 1536, shared: 1, scale: 1.8, groups: [1, 1], dense: 1 };
+const DEEPSEEK_V2: Experts =
+    Experts { experts: 64, chosen: 6, width: 1407, shared: 2, scale: 1.0, groups: [1, 1], dense: 0 };
+const DEEPSEEK_V3: Experts =
+    Experts { experts: 256, chosen: 8, width: 2048, shared: 1, scale: 2.5, groups: [8, 4], dense: 3 };
+
 pub(super) fn glm4_moe(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.check_activation(&SILU)?;
     folder.decoder()?;
     folder.rope()?;
-    let defaults =
-        Experts { experts: 128, chosen: 8, width: 1408, shared: 1, scale: 1.0, groups: [1, 1], dense: 1 };
-    folder.routed(&defaults)?;
-    folder.grouped(&defaults)
+    folder.routed(&GLM_4_5)?;
+    folder.grouped(&GLM_4_5)
 }
 
 /// Writes DeepSeek-V2, DeepSeek-V3 or GLM-4.7-Flash.
@@ -74,49 +81,22 @@ pub(super) fn deepseek(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.rope_of(rotated)?;
     match model_type {
         "deepseek_v2" => {
-            let defaults = Experts {
-                experts: 64,
-                chosen: 6,
-                width: 1407,
-                shared: 2,
-                scale: 1.0,
-                groups: [1, 1],
-                dense: 0,
-            };
-            folder.routed(&defaults)?;
+            folder.routed(&DEEPSEEK_V2)?;
             folder.count("expert_gating_func", SOFTMAX)?;
             match folder.get("topk_method").and_then(|method| method.as_str()) {
-                Some("group_limited_greedy") => folder.groups([1, 1]),
+                Some("group_limited_greedy") => folder.groups(DEEPSEEK_V2.groups),
                 _ => Ok(()),
             }
         }
         "glm4_moe_lite" => {
-            let defaults = Experts {
-                experts: 64,
-                chosen: 4,
-                width: 1536,
-                shared: 1,
-                scale: 1.8,
-                groups: [1, 1],
-                dense: 1,
-            };
-            folder.routed(&defaults)?;
-            let dense = folder.dense_blocks(1)?;
+            folder.routed(&GLM_4_7_FLASH)?;
+            let dense = folder.dense_blocks(GLM_4_7_FLASH.dense)?;
             folder.count("leading_dense_block_count", dense)?;
-            folder.grouped(&defaults)
+            folder.grouped(&GLM_4_7_FLASH)
         }
         _ => {
-            let defaults = Experts {
-                experts: 256,
-                chosen: 8,
-                width: 2048,
-                shared: 1,
-                scale: 2.5,
-                groups: [8, 4],
-                dense: 3,
-            };
-            folder.routed(&defaults)?;
-            folder.grouped(&defaults)
+            folder.routed(&DEEPSEEK_V3)?;
+            folder.grouped(&DEEPSEEK_V3)
         }
     }
 }
