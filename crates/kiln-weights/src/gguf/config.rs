@@ -6,6 +6,7 @@
 //! of llama.cpp.
 
 mod architectures;
+mod hybrids;
 mod rope;
 #[cfg(test)]
 mod tests;

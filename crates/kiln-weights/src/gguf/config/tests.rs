@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
 
-use super::{architectures::every, *};
+use super::{hybrids::every, *};
 use crate::gguf::{Array, Value as Stored};
 
 mod converter;

@@ -1,6 +1,6 @@
 //! Differences between the architectures: one function each, in the order of `gguf/config/architectures.rs`.
-//! Models whose blocks differ are in [`hybrids`](super::hybrids), mixtures of experts in
-//! [`mixtures`](super::mixtures), Gemma 4 in [`gemma4`](super::gemma4).
+//! Models whose blocks differ are in [`hybrids`], mixtures of experts in
+//! [`mixtures`], Gemma 4 in [`gemma4`].
 
 use super::{
     config::{Folder, text, wrong},
