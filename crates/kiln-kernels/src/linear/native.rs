@@ -2,18 +2,20 @@
 //!
 //! Each result is the sum of chunks of [`CHUNK`] products, and each chunk is summed in the lanes of one
 //! vector. So the bits do not depend on how many rows are multiplied together, or on how weights are divided
-//! among threads.
+//! among threads. Many vectors at once are multiplied by a library (`kiln_products::many`): their sums have
+//! another order, which does not depend on these either.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{Tensor, TensorData},
 };
+use kiln_products::many::{blocks_of_many, is_for_many, products_of_many};
 use kiln_weights::streams::Order;
 use pulp::{Simd, WithSimd};
 
@@ -124,13 +126,33 @@ pub(crate) fn products_of_groups<E: Storage>(input: usize, groups: Vec<Group<'_,
     let products = groups.iter().map(|group| group.y.len() * group.weight.len()).sum();
     let pieces_of_each = pieces(products).div_ceil(groups.len().max(1));
     let mut all = Vec::new();
-    for Group { x, weight, y } in groups {
-        let columns = (weight.len() / input).div_ceil(pieces_of_each).max(1);
-        let first = all.len();
-        let piece = |weight| Products { x, weight, input, y: Vec::with_capacity(y.len()) };
-        all.extend(weight.chunks(columns * input).map(piece));
-        for row in y {
-            all[first..].iter_mut().zip(row.chunks_mut(columns)).for_each(|(piece, part)| piece.y.push(part));
+    for Group { x, weight, mut y } in groups {
+        let (vectors, rows) = (y.len(), weight.len() / input);
+        let many = is_for_many([vectors, rows]);
+        let [of_vectors, of_rows] = if many {
+            blocks_of_many([vectors, rows], pieces_of_each)
+        } else {
+            let each = rows.div_ceil(pieces_of_each).max(1);
+            let part = |first: usize| first..rows.min(first + each);
+            [iter::once(0..vectors).collect(), (0..rows).step_by(each).map(part).collect()]
+        };
+        let part = |of: &Range<usize>| of.start * input..of.end * input;
+        for vectors in of_vectors {
+            let x = &x[part(&vectors)];
+            let piece = |rows| Products {
+                x,
+                weight: &weight[part(rows)],
+                input,
+                many,
+                y: Vec::with_capacity(vectors.len()),
+            };
+            let first = all.len();
+            all.extend(of_rows.iter().map(piece));
+            for mut y in y.drain(..vectors.len()) {
+                for (piece, rows) in all[first..].iter_mut().zip(&of_rows) {
+                    piece.y.extend(y.split_off_mut(..rows.len()));
+                }
+            }
         }
     }
     work(products, all);
@@ -141,6 +163,8 @@ struct Products<'a, E> {
     x: &'a [f32],
     weight: &'a [E],
     input: usize,
+    /// Whether to use [`products_of_many`].
+    many: bool,
     y: Vec<&'a mut [f32]>,
 }
 
@@ -150,7 +174,14 @@ impl<E: Storage> WithSimd for Products<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { x, weight, input, mut y } = self;
+        let Self { x, weight, input, many, mut y } = self;
+        if many {
+            let mut widened = Vec::new();
+            let mut results = vec![0.0; y.len() * (weight.len() / input)];
+            products_of_many(x, E::in_floats(weight, &mut widened), input, &mut results);
+            let results = results.chunks(weight.len() / input);
+            return y.iter_mut().zip(results).for_each(|(y, results)| y.copy_from_slice(results));
+        }
         // Several long vectors do not fit in the L1 cache together. Then the first one goes alone, as fast as
         // memory allows, and leaves the weights in the L2 cache for the others.
         let alone = if input > CHUNK { 1 } else { 0 };
