@@ -32,7 +32,10 @@ mod state;
 mod check;
 
 pub use attention::{Attention, AttentionShape, packed::AttentionPacked, rotary::Rotary};
-pub use cache::{kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder, kv_unpack::KvUnpack};
+pub use cache::{
+    float8_unpack::Float8Unpack, kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder,
+    kv_unpack::KvUnpack,
+};
 pub use check::{
     registry::{KERNELS, KernelInfo},
     self_test::{Coverage, Verdict, self_test},

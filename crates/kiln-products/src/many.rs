@@ -38,8 +38,8 @@ pub fn blocks_of_many([vectors, rows]: [usize; 2], pieces: usize) -> [Vec<Range<
 }
 
 /// Computes `x w'` into y `[vectors, rows]` for x `[vectors, columns]` and w `[rows, columns]`, on this
-/// thread. For [`MANY`] vectors and [`LEAST_ROWS`] rows or more, the bits of a result depend on its own vector
-/// and row alone.
+/// thread. For [`MANY`] vectors and [`LEAST_ROWS`] rows or more, the bits of a result depend only on its own
+/// vector and row.
 ///
 /// # Panics
 /// If the lengths do not match.

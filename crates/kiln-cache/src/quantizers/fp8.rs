@@ -2,7 +2,7 @@
 //! 2022, <https://arxiv.org/abs/2209.05433>), times one scale for all numbers (`Fp8QuantizedLayer` of
 //! transformers).
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::{CacheFormat, Grouping, Optimizer, rounding::half_to_even};
 
@@ -81,54 +81,4 @@ fn magnitudes(x: Tensor<4>) -> Tensor<4, Int> {
     // Steps are an eighth of the power. A number that is rounded up to the next power gets its code.
     let steps = half_to_even(x * 8.0 / power(&exponent)).int();
     exponent * 8 + steps
-}
-
-/// Undoes [`encode`], except for what was lost: returns `[rows, heads, tokens, width]` in `dtype`. `values`
-/// are the [`values`] of codes.
-pub(crate) fn decode(
-    words: Tensor<4, Int>,
-    (scales, values): (&Tensor<2>, &Tensor<1>),
-    width: usize,
-    dtype: DType,
-) -> Tensor<4> {
-    let [rows, heads, tokens, count] = words.dims();
-    // Each row has a scale of its own, so all products are in a table.
-    let table = (values.clone().reshape([1, 256]) * scales.clone()).cast(dtype).reshape([rows * 256]);
-    let part = |i: usize| {
-        let code =
-            if i == 0 { words.clone() } else { words.clone().bitwise_right_shift_scalar(8 * i as i32) };
-        code.bitwise_and_scalar(255).unsqueeze_dim::<5>(4)
-    };
-    let codes: Tensor<5, Int> = Tensor::cat((0..CODES).map(part).collect(), 4);
-    let codes: Tensor<4, Int> = codes.reshape([rows, heads, tokens, count * CODES]);
-    let codes = match rows {
-        1 => codes,
-        _ => {
-            let first: Vec<i32> = (0..rows as i32).map(|row| row * 256).collect();
-            let first = Tensor::<4, Int>::from_data(
-                TensorData::new(first, [rows, 1, 1, 1]),
-                (&codes.device(), codes.dtype()),
-            );
-            codes + first
-        }
-    };
-    let all = rows * heads * tokens * count * CODES;
-    table.select(0, codes.reshape([all])).reshape([rows, heads, tokens, count * CODES]).narrow(3, 0, width)
-}
-
-/// Returns the number of each code, `[256]`.
-pub(crate) fn values(device: &Device) -> Tensor<1> {
-    Tensor::from_data(TensorData::new((0..=255).map(value).collect(), [256]), (device, DType::F32))
-}
-
-fn value(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
-    let magnitude = match (exponent, mantissa) {
-        (15, 7) => f32::NAN,
-        (0, mantissa) => f32::from(mantissa) * f32::powi(2.0, LOWEST - 3),
-        (exponent, mantissa) => {
-            f32::from(8 + mantissa) * f32::powi(2.0, i32::from(exponent) - 1 + LOWEST - 3)
-        }
-    };
-    if code >= 128 { -magnitude } else { magnitude }
 }

@@ -2,7 +2,10 @@
 
 use crate::{
     attention::{Attention, packed::AttentionPacked, rotary::Rotary},
-    cache::{kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder, kv_unpack::KvUnpack},
+    cache::{
+        float8_unpack::Float8Unpack, kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder,
+        kv_unpack::KvUnpack,
+    },
     check::any_case::AnyCase,
     experts::{expert_linear::ExpertLinear, route::Route, weighted_sum::WeightedSum},
     linear::{Linear, activate::Activate, gated::Gated, normed_linear::NormedLinear, unpack::Unpack},
@@ -26,6 +29,7 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<Attention>(),
     KernelInfo::of::<KvPack>(),
     KernelInfo::of::<KvUnpack>(),
+    KernelInfo::of::<Float8Unpack>(),
     KernelInfo::of::<AttentionPacked>(),
     KernelInfo::of::<Sample>(),
     KernelInfo::of::<TopLogprobs>(),

@@ -10,7 +10,7 @@ use kiln_core::{
     slot::Slot,
     view::KvView,
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Float8Unpack, Kernels};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -46,8 +46,6 @@ pub(super) struct Tensors {
     codes: Slot<(Tensor<4, Int>, Tensor<4, Int>)>,
     /// Scales of keys and of values, `[rows, 1]`.
     scales: Slot<(Tensor<2>, Tensor<2>)>,
-    /// See [`fp8::values`]; computed when first needed, and not saved.
-    values: Option<Tensor<1>>,
 }
 
 tensor_tree!(Tensors { codes, scales });
@@ -63,17 +61,17 @@ impl Float8Policy {
     }
 
     /// Returns keys and values of the first `len` tokens.
-    fn unpacked(&self, tensors: &mut Tensors, len: usize, dtype: DType) -> Result<Option<Kv>> {
+    fn unpacked(&self, tensors: &Tensors, len: usize, dtype: DType) -> Result<Option<Kv>> {
         let Some(((keys, values), (of_keys, of_values))) =
             tensors.codes.get()?.cloned().zip(tensors.scales.get()?.cloned())
         else {
             return Ok(None);
         };
-        let table = tensors.values.get_or_insert_with(|| fp8::values(self.kernels.device())).clone();
         let unpack = |codes: Tensor<4, Int>, scales, stream: Stream| {
-            fp8::decode(codes.narrow(2, 0, len), (scales, &table), stream.width, dtype)
+            let (codes, width) = (codes.narrow(2, 0, len), stream.width);
+            self.kernels.run(Float8Unpack { codes, scales, width, dtype: dtype.into() })
         };
-        Ok(Some((unpack(keys, &of_keys, self.need.keys), unpack(values, &of_values, self.need.values))))
+        Ok(Some((unpack(keys, of_keys, self.need.keys), unpack(values, of_values, self.need.values))))
     }
 }
 
@@ -184,7 +182,7 @@ impl KvPolicy for Float8Policy {
     fn gather(&self, at: &At, tensors: &Tensors) -> Result<Option<Kv>> {
         match at.seq_len {
             0 => Ok(None),
-            len => self.unpacked(&mut tensors.clone(), len, DType::F32),
+            len => self.unpacked(tensors, len, DType::F32),
         }
     }
 }
