@@ -64,6 +64,37 @@ impl Model {
         let prompt = template.render(conversation, &self.chat_templates().special_tokens, options)?;
         self.encode_more(&prompt)
     }
+
+    /// Requests an answer to a conversation, which is not kept. The answer ends where the template, an end
+    /// token or the model's last position ends it. For a conversation of several turns, [`Chat`] computes
+    /// only what is new.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{ChatTemplate, Conversation, Message, Model, expert::RenderOptions};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let messages = vec![Message::new("user", "What news from Rome?")];
+    /// let conversation = Conversation { messages, ..Conversation::default() };
+    /// let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    /// let request = model.answer(&ChatTemplate::chatml(), &conversation, &options)?;
+    /// println!("{}", request.max_new_tokens(9).text()?);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] if the template rejects the conversation.
+    pub fn answer(
+        &self,
+        template: &ChatTemplate,
+        conversation: &Conversation,
+        options: &RenderOptions,
+    ) -> Result<Request<'static>> {
+        let special_tokens = &self.chat_templates().special_tokens;
+        let prompt = template.render(conversation, special_tokens, options)?;
+        let request = Request::new(self.clone(), Prompt::Rendered(prompt));
+        Ok(request.ending(Ending::of(template, special_tokens)))
+    }
 }
 
 /// A conversation with a model. Each turn renders all of it, and computes only tokens that are not in the
@@ -84,9 +115,7 @@ impl Model {
 pub struct Chat {
     model: Model,
     template: ChatTemplate,
-    /// The text that the template writes after an answer. It may be a special token that does not end texts
-    /// for this model, or plain text, which a model spells out if the template is not its own.
-    end: Option<String>,
+    ending: Ending,
     conversation: Conversation,
     sequence: Sequence,
 }
@@ -98,8 +127,8 @@ impl Chat {
     /// The errors of [`Sequence::new`].
     pub fn new(model: &Model, template: ChatTemplate, plan: &Plan) -> Result<Self> {
         let sequence = Sequence::new(model, plan)?;
-        let end = end_of_answers(&template, &model.chat_templates().special_tokens);
-        Ok(Self { model: model.clone(), template, end, conversation: Conversation::default(), sequence })
+        let ending = Ending::of(&template, &model.chat_templates().special_tokens);
+        Ok(Self { model: model.clone(), template, ending, conversation: Conversation::default(), sequence })
     }
 
     /// The messages so far.
@@ -148,38 +177,40 @@ impl Chat {
     /// # Errors
     /// [`Error::ChatTemplate`] if the template rejects the conversation.
     pub fn say(&mut self, text: &str) -> Result<Request<'_>> {
-        let Self { model, template, end, conversation, sequence } = self;
+        let Self { model, template, ending, conversation, sequence } = self;
         conversation.messages.push(Message::new("user", text));
-        let answer = Answer { conversation, text: String::new(), complete: false, end: end.clone() };
+        let answer = Answer { conversation, text: String::new(), complete: false };
         let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         let special_tokens = &model.chat_templates().special_tokens;
         let prompt = template.render(answer.conversation, special_tokens, &rendering)?;
-        Ok(Request::new(model.clone(), Prompt::Rendered(prompt)).sequence(sequence).answering(answer))
+        let request = Request::new(model.clone(), Prompt::Rendered(prompt)).ending(ending.clone());
+        Ok(request.sequence(sequence).answering(answer))
     }
 }
 
-/// The first line that is not blank among those that `template` writes after a message of the assistant, if
-/// there is one.
-fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Option<String> {
-    const SAID: &str = "what an assistant says";
-    let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
-    let conversation = Conversation { messages, ..Conversation::default() };
-    let text = template.render(&conversation, special_tokens, &RenderOptions::default()).ok()?;
-    let (_, behind) = text.rsplit_once(SAID)?;
-    behind.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+/// The end of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    /// The text that the template writes after an answer. It may be a special token that does not end texts
+    /// for this model, or plain text, which a model spells out if the template is not its own.
+    text: Option<String>,
 }
 
-/// An answer that becomes part of its conversation. If there is no answer, the question is removed.
-#[derive(Debug)]
-pub(crate) struct Answer<'a> {
-    conversation: &'a mut Conversation,
-    text: String,
-    complete: bool,
-    /// See [`Chat`].
-    end: Option<String>,
-}
+impl Ending {
+    /// The first line that is not blank among those that `template` writes after a message of the assistant,
+    /// if there is one.
+    fn of(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Self {
+        const SAID: &str = "what an assistant says";
+        let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let first_line = |text: &str| {
+            let (_, after) = text.rsplit_once(SAID)?;
+            after.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+        };
+        let rendered = template.render(&conversation, special_tokens, &RenderOptions::default());
+        Self { text: rendered.ok().as_deref().and_then(first_line) }
+    }
 
-impl Answer<'_> {
     /// Completes `config` for an answer to `tokens` tokens: the answer ends at the template's end, at an end
     /// token, or at the model's last position.
     pub(crate) fn config(
@@ -189,7 +220,7 @@ impl Answer<'_> {
         cache: &ModelCache,
         tokens: usize,
     ) -> GenerationConfig {
-        config.stop_strings.get_or_insert_default().extend(self.end.clone());
+        config.stop_strings.get_or_insert_default().extend(self.text.clone());
         // If a template writes nothing after an answer, a token must end it, but the generation config of a
         // folder may name none.
         let named = || {
@@ -203,7 +234,17 @@ impl Answer<'_> {
         }
         config
     }
+}
 
+/// An answer that becomes part of its conversation. If there is no answer, the question is removed.
+#[derive(Debug)]
+pub(crate) struct Answer<'a> {
+    conversation: &'a mut Conversation,
+    text: String,
+    complete: bool,
+}
+
+impl Answer<'_> {
     pub(crate) fn push(&mut self, piece: &str) {
         self.text.push_str(piece);
     }

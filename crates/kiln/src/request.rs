@@ -16,7 +16,7 @@ use kiln_generate::{
 pub use self::prompt::Prompt;
 use crate::{
     GeneratedText, Model, OnOutOfMemory,
-    chat::Answer,
+    chat::{Answer, Ending},
     sequence::{Reuse, Sequence, Steps},
 };
 
@@ -52,6 +52,8 @@ pub struct Request<'a> {
     processors: Vec<Arc<dyn Processor>>,
     allowed_tokens: Option<AllowedTokens>,
     grammar: Option<Grammar>,
+    /// The end of the text, if it is an answer in a conversation.
+    ending: Option<Ending>,
     /// The answer of a conversation that the text is added to.
     answer: Option<Answer<'a>>,
     /// The prompts that guidance moves away from.
@@ -73,10 +75,15 @@ impl<'a> Request<'a> {
             processors: Vec::new(),
             allowed_tokens: None,
             grammar: None,
+            ending: None,
             answer: None,
             negative_prompt: None,
             features: None,
         }
+    }
+
+    pub(crate) fn ending(self, ending: Ending) -> Self {
+        Self { ending: Some(ending), ..self }
     }
 
     pub(crate) fn answering(self, answer: Answer<'a>) -> Self {

@@ -26,6 +26,7 @@ impl<'a> Request<'a> {
             processors,
             allowed_tokens,
             grammar,
+            ending,
             answer,
             negative_prompt,
             features,
@@ -36,8 +37,8 @@ impl<'a> Request<'a> {
         let config = config.merged_over(model.generation_config());
         // All options, for `rows` rows of `tokens` tokens each in `cache`.
         let complete = |cache: &ModelCache, rows: usize, tokens: usize| -> Result<Options> {
-            let config = match &answer {
-                Some(answer) => answer.config(config, &model, cache, tokens),
+            let config = match &ending {
+                Some(ending) => ending.config(config, &model, cache, tokens),
                 None => config,
             };
             let mut settings = config.resolve()?;
