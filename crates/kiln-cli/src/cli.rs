@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 #[cfg(feature = "hub")]
 use crate::hub;
 use crate::{
-    bench, caches, chat, conformance, detect, devices, doctor, embed, inspect, probe, quantize, run,
+    bench, caches, chat, conformance, detect, devices, doctor, embed, inspect, probe, quantize, run, serve,
     transcribe,
 };
 
@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Run(run::RunArgs),
     /// Talk with a model
     Chat(chat::ChatArgs),
+    /// Answer requests in the form of OpenAI's API
+    Serve(serve::ServeArgs),
     /// List the devices of this machine
     Devices(devices::DevicesArgs),
     /// Check the kernels of a device against their references and time them, for a bug report

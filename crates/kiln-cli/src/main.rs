@@ -31,6 +31,7 @@ mod place;
 mod probe;
 mod quantize;
 mod run;
+mod serve;
 mod settings;
 mod transcribe;
 mod wayland;
@@ -75,6 +76,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Caches(args) => caches::run(args),

@@ -671,3 +671,35 @@ fn an_interrupt_stops_the_answer_or_an_idle_program() {
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130), "{status}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_server_answers_and_ends_in_order() {
+    use std::{
+        io::{BufRead, BufReader, Read},
+        net::TcpStream,
+    };
+
+    let mut server = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(["serve", "--device", "cpu", "--port", "0", "--alias", "shakespeare"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split_once("http://").and_then(|(_, rest)| rest.split_once("/v1")).unwrap().0;
+    let body =
+        json!({ "model": "shakespeare", "prompt": "ROMEO:", "max_tokens": 8, "temperature": 0 }).to_string();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json");
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "{head}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let answer: Value = serde_json::from_str(reply.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(format!("ROMEO:{text}\n"), stdout(&run(&["ROMEO:"])));
+
+    let ended = Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap();
+    assert!(ended.success());
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}

@@ -102,6 +102,12 @@ const REFUSED: &str = "
     run --draft /nowhere x
     run --offload-experts x
     run --offload-experts=most x
+    serve --host 0.0.0.0
+    serve --port 99999
+    serve --rows 0
+    serve --cache elastic
+    serve --api-keys /nowhere
+    serve --model /nowhere
     bench --offload-experts --random model_type=llama,num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=50 -n 0
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x
@@ -219,6 +225,7 @@ fn help_matches_its_snapshots() {
         "quantize",
         "transcribe",
         "embed",
+        "serve",
         "detect",
         "pull",
         "list",

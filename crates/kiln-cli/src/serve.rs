@@ -1,0 +1,118 @@
+//! `kiln serve`
+
+use std::{env, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Args;
+use kiln::{ChatTemplate, EXACT_ROWS, Error, expert::files};
+use kiln_serve::{ServeOptions, Server};
+
+use crate::{
+    interrupt::Interruptible,
+    load,
+    output::{Failure, Result, note},
+    place::PlaceArgs,
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// Address to listen on; others than 127.0.0.1 need keys
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 is any free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Name by which requests ask for the model [default: that of the folder or file]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+    /// File with keys, one per line, of which a request needs one; so does the variable KILN_API_KEYS, with
+    /// commas
+    #[arg(long, value_name = "FILE")]
+    api_keys: Option<PathBuf>,
+    /// Listen on other addresses than 127.0.0.1 without keys
+    #[arg(long)]
+    no_auth: bool,
+    /// Let web pages of this origin ask, such as https://chat.example; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// Answers that are computed at once
+    #[arg(long, value_name = "N", default_value_t = EXACT_ROWS)]
+    rows: usize,
+    /// Answers that may wait; more are refused
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+    /// Seconds that answers have to end after Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    drain: u64,
+    /// Chat template: a Jinja file [default: the model's, else ChatML]
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// KV cache of each request, as for `kiln run` [default: the model's, else dynamic]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    cache: Option<String>,
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+    // Errors in the arguments are reported before the model is loaded.
+    let plan = args.cache.as_deref().map(kiln::Plan::named).transpose()?;
+    let keys = args.keys()?;
+    if args.rows == 0 {
+        return Err(Error::Setting { name: "rows", why: "is 0, must be at least 1".to_owned() }.into());
+    }
+    let is_local =
+        args.host == "localhost" || args.host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    if !is_local && keys.is_empty() && !args.no_auth {
+        let why = format!(
+            "others reach {}, and no key is asked for; give --api-keys, or --no-auth if that is meant",
+            args.host
+        );
+        return Err(Error::Setting { name: "host", why }.into());
+    }
+    let template = match &args.template {
+        Some(path) => Some(ChatTemplate::new(&files::read_input(path)?)?),
+        None => None,
+    };
+    let folder = load::folder(args.model.as_deref())?;
+    let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
+    let options = ServeOptions {
+        rows: args.rows,
+        queue: args.queue,
+        keys,
+        origins: args.cors.clone(),
+        plan,
+        template,
+        drain: Duration::from_secs(args.drain),
+        ..ServeOptions::new(args.alias.clone().unwrap_or_else(|| model.name().to_owned()))
+    };
+    let name = options.name.clone();
+    let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
+    let server = Server::new(model, options, &format!("{host}:{}", args.port))?;
+    note(format_args!("{name} at http://{}/v1; Ctrl-C ends", server.address()));
+    let interruptible = Interruptible::begin();
+    server.run(|| interruptible.came()).map_err(|e| Failure::Output("the network", e))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl ServeArgs {
+    /// The keys of the file, and those of the environment.
+    fn keys(&self) -> Result<Vec<String>> {
+        let mut keys: Vec<String> = Vec::new();
+        if let Some(path) = &self.api_keys {
+            let text = files::read_input(path)?;
+            keys.extend(text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned));
+            if keys.is_empty() {
+                let why = "has no key; write one in each line".to_owned();
+                return Err(Error::File { path: path.clone(), why }.into());
+            }
+        }
+        let from_environment = env::var("KILN_API_KEYS").unwrap_or_default();
+        keys.extend(
+            from_environment.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned),
+        );
+        Ok(keys)
+    }
+}

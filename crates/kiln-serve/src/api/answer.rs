@@ -1,0 +1,223 @@
+//! Answers of several choices: as one object, or as a stream of events.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
+};
+use futures_util::{StreamExt, stream};
+use kiln::{Stats, StopReason};
+use serde_json::{Value, json};
+
+use super::{Shared, now};
+use crate::{
+    error::ApiError,
+    worker::{Make, Reader, Told},
+};
+
+/// Time after which a comment keeps a quiet stream open.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Chat,
+    Text,
+}
+
+/// An answer under way.
+pub(super) struct Answer {
+    form: Form,
+    shared: Arc<Shared>,
+    id: String,
+    created: u64,
+    reader: Reader,
+    /// A text that each choice begins with, such as its prompt.
+    starts: Vec<String>,
+    /// Number of choices that one prompt is computed for, and counted once.
+    n: usize,
+    prompt_tokens: usize,
+    generated: usize,
+    /// Number of choices that have not ended.
+    open: usize,
+    /// Whether the last chunk of a stream counts tokens.
+    include_usage: bool,
+}
+
+impl Answer {
+    /// Submits the choices, and waits until it is known that each is possible.
+    pub(super) async fn begin(
+        form: Form,
+        shared: Arc<Shared>,
+        choices: Vec<Make>,
+        starts: Vec<String>,
+        n: usize,
+    ) -> Result<Self, ApiError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let open = choices.len();
+        let mut reader = shared.worker.submit(choices)?;
+        for _ in 0..open {
+            match reader.recv().await {
+                Some((_, Told::Accepted)) => {}
+                Some((_, Told::Failed(error))) => return Err(error),
+                _ => return Err(ended()),
+            }
+        }
+        let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
+        let id = format!("{prefix}-{}-{}", shared.started, NUMBER.fetch_add(1, Ordering::Relaxed));
+        let created = now();
+        Ok(Self {
+            form,
+            shared,
+            id,
+            created,
+            reader,
+            starts,
+            n,
+            prompt_tokens: 0,
+            generated: 0,
+            open,
+            include_usage: false,
+        })
+    }
+
+    /// Waits for the whole answer.
+    pub(super) async fn whole(mut self) -> Result<Response, ApiError> {
+        let mut texts = self.starts.clone();
+        let mut reasons = vec![""; texts.len()];
+        while self.open > 0 {
+            match self.reader.recv().await {
+                Some((choice, Told::Piece(piece))) => {
+                    texts.get_mut(choice).into_iter().for_each(|text| text.push_str(&piece));
+                }
+                Some((choice, Told::Ended(reason, stats))) => {
+                    self.count(choice, stats);
+                    reasons.get_mut(choice).into_iter().for_each(|own| *own = finish(reason));
+                }
+                Some((_, Told::Accepted)) => {}
+                Some((_, Told::Failed(error))) => return Err(error),
+                None => return Err(ended()),
+            }
+        }
+        let choice = |(index, (text, reason)): (usize, (String, &str))| match self.form {
+            Form::Chat => json!({
+                "index": index,
+                "message": { "role": "assistant", "content": text, "refusal": null },
+                "logprobs": null,
+                "finish_reason": reason,
+            }),
+            Form::Text => json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason }),
+        };
+        let choices: Vec<_> = texts.into_iter().zip(reasons).enumerate().map(choice).collect();
+        let mut answer = self.frame("chat.completion", choices);
+        answer["usage"] = self.usage();
+        Ok(Json(answer).into_response())
+    }
+
+    /// Sends pieces as they come. An error is the last event.
+    pub(super) fn stream(mut self, include_usage: bool) -> Response {
+        self.include_usage = include_usage;
+        let first = match self.form {
+            Form::Chat => (0..self.open)
+                .map(|index| self.chunk(index, &json!({ "role": "assistant", "content": "" }), None))
+                .collect(),
+            Form::Text => {
+                let starts = self.starts.iter().enumerate().filter(|(_, start)| !start.is_empty());
+                starts.map(|(index, start)| self.chunk(index, &json!(start), None)).collect::<Vec<_>>()
+            }
+        };
+        let rest = stream::unfold(Some(self), async |answer| {
+            let mut answer = answer?;
+            if answer.open == 0 {
+                let mut last = Vec::new();
+                if answer.include_usage {
+                    let mut chunk = answer.frame("chat.completion.chunk", Vec::new());
+                    chunk["usage"] = answer.usage();
+                    last.push(Event::default().data(chunk.to_string()));
+                }
+                last.push(Event::default().data("[DONE]"));
+                return Some((last, None));
+            }
+            let error = match answer.reader.recv().await {
+                Some((_, Told::Accepted)) => return Some((Vec::new(), Some(answer))),
+                Some((choice, Told::Piece(piece))) => {
+                    let delta =
+                        if answer.form == Form::Chat { json!({ "content": piece }) } else { json!(piece) };
+                    return Some((vec![answer.chunk(choice, &delta, None)], Some(answer)));
+                }
+                Some((choice, Told::Ended(reason, stats))) => {
+                    answer.count(choice, stats);
+                    let delta = if answer.form == Form::Chat { json!({}) } else { json!("") };
+                    return Some((vec![answer.chunk(choice, &delta, Some(finish(reason)))], Some(answer)));
+                }
+                Some((_, Told::Failed(error))) => error,
+                None => ended(),
+            };
+            Some((vec![Event::default().data(json!({ "error": error.object() }).to_string())], None))
+        });
+        let events = stream::once(async { first }).chain(rest).flat_map(stream::iter);
+        Sse::new(events.map(Ok::<_, Infallible>))
+            .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+            .into_response()
+    }
+
+    fn chunk(&self, index: usize, delta: &Value, reason: Option<&str>) -> Event {
+        let key = if self.form == Form::Chat { "delta" } else { "text" };
+        let choice = json!({ "index": index, key: delta, "logprobs": null, "finish_reason": reason });
+        Event::default().data(self.frame("chat.completion.chunk", vec![choice]).to_string())
+    }
+
+    fn frame(&self, of_chat: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": if self.form == Form::Chat { of_chat } else { "text_completion" },
+            "created": self.created,
+            "model": self.shared.name,
+            "system_fingerprint": self.shared.fingerprint,
+            "choices": choices,
+        })
+    }
+
+    fn count(&mut self, choice: usize, stats: Stats) {
+        self.open -= 1;
+        self.generated += stats.generated;
+        if choice.is_multiple_of(self.n) {
+            self.prompt_tokens += stats.prompt_tokens;
+        }
+    }
+
+    fn usage(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt_tokens + self.generated,
+            "prompt_tokens_details": { "cached_tokens": 0 },
+        })
+    }
+}
+
+fn ended() -> ApiError {
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the engine ended the request; see the server's messages",
+    )
+}
+
+fn finish(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::EndOfText | StopReason::StopString => "stop",
+        _ => "length",
+    }
+}

@@ -1,0 +1,233 @@
+//! The settings of a request, in OpenAI's names and vLLM's.
+
+use std::collections::BTreeMap;
+
+use kiln::{GenerationConfig, Grammar, Processor, Request, RowState, TokenId};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Shared, fields};
+use crate::error::ApiError;
+
+/// Most choices of a request.
+const MOST_CHOICES: usize = 16;
+
+/// Settings that both endpoints share.
+#[derive(Debug, Deserialize)]
+pub(super) struct Settings {
+    model: Option<String>,
+    #[serde(default)]
+    pub(super) stream: bool,
+    stream_options: Option<StreamOptions>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    seed: Option<i64>,
+    stop: Option<OneOrMany>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    min_tokens: Option<usize>,
+    n: Option<usize>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    response_format: Option<ResponseFormat>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+    /// Chunks are never padded.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum ResponseFormat {
+    Text,
+    JsonObject,
+    JsonSchema { json_schema: JsonSchema },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonSchema {
+    #[serde(rename = "name")]
+    _name: Option<String>,
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    /// Answers always match the schema.
+    #[serde(rename = "strict")]
+    _strict: Option<bool>,
+    schema: Option<Value>,
+}
+
+/// `presence_penalty` and `frequency_penalty`, by OpenAI's formula, of tokens that were generated.
+#[derive(Clone, Copy, Debug)]
+struct Penalties {
+    presence: f32,
+    frequency: f32,
+}
+
+impl Processor for Penalties {
+    fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
+        let mut counts: BTreeMap<TokenId, f32> = BTreeMap::new();
+        for &token in row.ids.iter().skip(row.ids.len().saturating_sub(row.generated)) {
+            *counts.entry(token).or_default() += 1.0;
+        }
+        for (token, count) in counts {
+            if let Some(score) = scores.get_mut(token as usize) {
+                *score -= self.presence + self.frequency * count;
+            }
+        }
+    }
+}
+
+/// The settings of each choice of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Choices {
+    config: GenerationConfig,
+    grammar: Option<Grammar>,
+    penalties: Option<Penalties>,
+    pub(super) n: usize,
+}
+
+impl Settings {
+    pub(super) fn of(body: &Map<String, Value>) -> Result<Self, ApiError> {
+        fields(body)
+    }
+
+    pub(super) fn includes_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    }
+
+    /// Checks the settings.
+    pub(super) fn choices(&self, shared: &Shared) -> Result<Choices, ApiError> {
+        let name = self.model.as_deref().ok_or_else(|| ApiError::field("model", "is missing"))?;
+        shared.check_name(name)?;
+        if self.stream_options.is_some() && !self.stream {
+            return Err(ApiError::field("stream_options", "goes with `stream`"));
+        }
+        if self.max_tokens.is_some() && self.max_completion_tokens.is_some() {
+            return Err(ApiError::field(
+                "max_tokens",
+                "is another name of `max_completion_tokens`; give one",
+            ));
+        }
+        let n = self.n.unwrap_or(1);
+        if !(1..=MOST_CHOICES).contains(&n) {
+            return Err(ApiError::field("n", format!("is {n}, must be from 1 to {MOST_CHOICES}")));
+        }
+        let within = |name, value: Option<f32>, [least, most]: [f32; 2]| match value {
+            Some(value) if !(least..=most).contains(&value) => {
+                Err(ApiError::field(name, format!("is {value}, must be from {least} to {most}")))
+            }
+            _ => Ok(()),
+        };
+        within("temperature", self.temperature, [0.0, 2.0])?;
+        within("presence_penalty", self.presence_penalty, [-2.0, 2.0])?;
+        within("frequency_penalty", self.frequency_penalty, [-2.0, 2.0])?;
+
+        let own = shared.model.generation_config();
+        let mut config = GenerationConfig::new();
+        // OpenAI's defaults: all tokens are drawn from, at a temperature of 1.
+        config.temperature = self.temperature.or(own.temperature).or(Some(1.0));
+        config.do_sample = match self.temperature {
+            Some(temperature) => Some(temperature > 0.0),
+            None => own.do_sample.or(Some(true)),
+        };
+        config.top_k = match self.top_k {
+            Some(-1) => Some(0),
+            Some(k) => Some(usize::try_from(k).map_err(|_| ApiError::field("top_k", format!("is {k}")))?),
+            None => own.top_k.or(Some(0)),
+        };
+        config.top_p = self.top_p;
+        config.min_p = self.min_p;
+        config.typical_p = self.typical_p;
+        config.repetition_penalty = self.repetition_penalty;
+        config.min_new_tokens = self.min_tokens;
+        config.max_new_tokens =
+            self.max_tokens.or(self.max_completion_tokens).or(Some(kiln::expert::UNTIL_IT_ENDS));
+        if config.max_new_tokens == Some(0) {
+            return Err(ApiError::field("max_tokens", "is 0, must be at least 1"));
+        }
+        config.seed = self.seed.map(i64::cast_unsigned);
+        config.stop_strings = match &self.stop {
+            None => None,
+            Some(OneOrMany::One(text)) => Some(vec![text.clone()]),
+            Some(OneOrMany::Many(texts)) => Some(texts.clone()),
+        };
+        if config.stop_strings.iter().flatten().any(String::is_empty) {
+            return Err(ApiError::field("stop", "has an empty text, which would end any answer"));
+        }
+        config.sequence_bias =
+            Some(self.biases(shared.model.sizes().vocab)?).filter(|biases| !biases.is_empty());
+        // Faults of settings are found before anything is queued.
+        config.clone().merged_over(own).resolve()?;
+        let penalties = Penalties {
+            presence: self.presence_penalty.unwrap_or(0.0),
+            frequency: self.frequency_penalty.unwrap_or(0.0),
+        };
+        let has_penalties = penalties.presence != 0.0 || penalties.frequency != 0.0;
+        Ok(Choices { config, grammar: self.grammar()?, penalties: has_penalties.then_some(penalties), n })
+    }
+
+    fn biases(&self, vocab: usize) -> Result<Vec<(Vec<TokenId>, f32)>, ApiError> {
+        let bias = |(token, bias): (&String, &f32)| match token.parse::<TokenId>() {
+            Ok(id) if (id as usize) < vocab && (-100.0..=100.0).contains(bias) => Ok((vec![id], *bias)),
+            Ok(id) if (id as usize) < vocab => Err(ApiError::field(
+                "logit_bias",
+                format!("is {bias} for token {id}, must be from -100 to 100"),
+            )),
+            _ => Err(ApiError::field(
+                "logit_bias",
+                format!("`{token}` is no token of this model, which has {vocab}"),
+            )),
+        };
+        self.logit_bias.iter().flatten().map(bias).collect()
+    }
+
+    fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        let schema = match &self.response_format {
+            None | Some(ResponseFormat::Text) => return Ok(None),
+            Some(ResponseFormat::JsonObject) => r#"{"type": "object"}"#.to_owned(),
+            Some(ResponseFormat::JsonSchema { json_schema: JsonSchema { schema: Some(schema), .. } }) => {
+                schema.to_string()
+            }
+            Some(ResponseFormat::JsonSchema { .. }) => {
+                return Err(ApiError::field("response_format.json_schema.schema", "is missing"));
+            }
+        };
+        Ok(Some(Grammar::json_schema(&schema)?))
+    }
+}
+
+impl Choices {
+    /// Gives a request the settings of the choice `index`.
+    pub(super) fn of(&self, request: Request<'static>, index: usize, shared: &Shared) -> Request<'static> {
+        let mut config = self.config.clone();
+        // Each choice has random numbers of its own; the first has those of a single one.
+        config.seed = config.seed.map(|seed| seed.wrapping_add(index as u64));
+        let mut request = request.config(config).grammar(self.grammar.clone());
+        if let Some(penalties) = self.penalties {
+            request = request.processor(penalties);
+        }
+        match &shared.plan {
+            Some(plan) => request.plan(plan.clone()),
+            None => request,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The fields of each endpoint. None is read past in silence: it is honoured, has no effect here by its
+//! nature, or is refused by name.
+
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// What becomes of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    Honoured,
+    /// Says something about the client, not about the answer.
+    Accepted,
+    /// Refused with this sentence, unless its value asks for nothing: null, false, empty, or the given one.
+    Refused(&'static str, Option<&'static str>),
+}
+use Use::{Accepted, Honoured, Refused};
+
+const LOGPROBS: Use = Refused("log-probabilities are not returned yet", Some("0"));
+const TOOLS: Use = Refused("calls of tools are not read out of answers yet", None);
+const ONE_TEXT: Use = Refused("this server answers with text alone", None);
+
+/// Fields that `/v1/chat/completions` and `/v1/completions` share.
+pub const COMMON: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("stream", Honoured),
+    ("stream_options", Honoured),
+    ("temperature", Honoured),
+    ("top_p", Honoured),
+    ("top_k", Honoured),
+    ("min_p", Honoured),
+    ("typical_p", Honoured),
+    ("seed", Honoured),
+    ("stop", Honoured),
+    ("max_tokens", Honoured),
+    ("min_tokens", Honoured),
+    ("n", Honoured),
+    ("presence_penalty", Honoured),
+    ("frequency_penalty", Honoured),
+    ("repetition_penalty", Honoured),
+    ("logit_bias", Honoured),
+    ("user", Accepted),
+];
+
+/// Fields of `/v1/chat/completions`.
+pub const CHAT: &[(&str, Use)] = &[
+    ("messages", Honoured),
+    ("max_completion_tokens", Honoured),
+    ("response_format", Honoured),
+    ("chat_template_kwargs", Honoured),
+    ("add_generation_prompt", Honoured),
+    ("continue_final_message", Honoured),
+    ("documents", Honoured),
+    ("metadata", Accepted),
+    ("safety_identifier", Accepted),
+    ("prompt_cache_key", Accepted),
+    ("prompt_cache_retention", Accepted),
+    ("prompt_cache_options", Accepted),
+    ("moderation", Refused("nothing is moderated here; leave it out", None)),
+    ("service_tier", Refused("there is one tier; leave it out", Some("\"auto\""))),
+    ("store", Refused("answers are not stored; leave it out", None)),
+    ("logprobs", LOGPROBS),
+    ("top_logprobs", LOGPROBS),
+    ("tools", TOOLS),
+    ("tool_choice", Refused("calls of tools are not read out of answers yet", Some("\"none\""))),
+    ("parallel_tool_calls", TOOLS),
+    ("functions", TOOLS),
+    ("function_call", TOOLS),
+    ("reasoning_effort", Refused("give the variable of the template in `chat_template_kwargs`", None)),
+    ("verbosity", Refused("no model here has levels of it", None)),
+    ("audio", ONE_TEXT),
+    ("modalities", Refused("this server answers with text alone", Some("[\"text\"]"))),
+    ("prediction", Refused("predicted outputs are not used", None)),
+    ("web_search_options", Refused("this server opens no address", None)),
+];
+
+/// Fields of `/v1/completions`.
+pub const COMPLETIONS: &[(&str, Use)] = &[
+    ("prompt", Honoured),
+    ("echo", Honoured),
+    ("best_of", Refused("the best of several texts is not chosen; use `n`", Some("1"))),
+    ("logprobs", LOGPROBS),
+    ("suffix", Refused("texts are not filled in; leave it out", None)),
+];
+
+/// Checks the names of the fields of a request, and removes those that ask for nothing.
+pub(crate) fn check(body: &mut Map<String, Value>, own: &[(&str, Use)]) -> Result<(), ApiError> {
+    body.retain(|_, value| !value.is_null());
+    let all = || own.iter().chain(COMMON);
+    for (name, value) in &*body {
+        match all().find(|(known, _)| known == name) {
+            Some((_, Honoured | Accepted)) => {}
+            Some((_, Refused(why, neutral))) => {
+                let asks_for_nothing = match value {
+                    Value::Bool(asks) => !asks,
+                    Value::Array(list) => list.is_empty(),
+                    Value::Object(map) => map.is_empty(),
+                    Value::String(text) => text.is_empty(),
+                    _ => false,
+                };
+                let text = value.to_string();
+                if !asks_for_nothing && *neutral != Some(text.as_str()) {
+                    return Err(ApiError::field(name, why));
+                }
+            }
+            None => return Err(ApiError::field(name, unknown(name, all().map(|(known, _)| *known)))),
+        }
+    }
+    body.retain(|name, _| all().any(|(known, what)| known == name && *what == Honoured));
+    Ok(())
+}
+
+/// Says that there is no such field, and names one that is spelled nearly so.
+fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let likeness = |known: &str| strsim::jaro_winkler(name, known);
+    match known.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|known| likeness(known) > 0.8) {
+        Some(near) => format!("there is no such field; did you mean `{near}`?"),
+        None => "there is no such field".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test")]
+
+    use serde_json::json;
+
+    use super::{CHAT, check};
+
+    #[test]
+    fn fields_are_honoured_or_refused_by_name() {
+        let refused = |body: serde_json::Value| {
+            let mut body = body.as_object().unwrap().clone();
+            check(&mut body, CHAT).map(|()| body.len()).map_err(|error| (error.param.unwrap(), error.message))
+        };
+        assert_eq!(refused(json!({ "messages": [], "user": "me", "seed": null })), Ok(1));
+        assert_eq!(
+            refused(json!({ "store": false, "tools": [], "modalities": ["text"], "logprobs": false })),
+            Ok(0)
+        );
+        let (param, message) = refused(json!({ "temprature": 1 })).unwrap_err();
+        assert_eq!((param.as_str(), message.contains("`temperature`")), ("temprature", true), "{message}");
+        for body in [json!({ "logprobs": true }), json!({ "store": true }), json!({ "service_tier": "flex" })]
+        {
+            let name = body.as_object().unwrap().keys().next().unwrap().clone();
+            assert_eq!(refused(body).unwrap_err().0, name);
+        }
+    }
+}

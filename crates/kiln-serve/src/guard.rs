@@ -1,0 +1,131 @@
+//! Who may ask: the key, the host that a request names, the page that it comes from, and the type of its body.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::error::ApiError;
+
+type Hash = [u8; 32];
+
+/// The rules of a server.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    /// Hashes of the keys; without any, no key is needed.
+    keys: Vec<Hash>,
+    /// Names of the host that requests may use; `None`: any.
+    hosts: Option<Vec<String>>,
+    /// Origins of pages that may ask, beside those of the machine itself.
+    origins: Vec<String>,
+}
+
+impl Guard {
+    /// `hosts`: the names of a server that only its own machine reaches. A page of another site could
+    /// otherwise ask it under a name of its own that leads here (DNS rebinding).
+    pub(crate) fn new(keys: &[String], hosts: Option<Vec<String>>, origins: Vec<String>) -> Self {
+        Self { keys: keys.iter().map(|key| hash(key)).collect(), hosts, origins }
+    }
+
+    fn check(&self, request: &Request) -> Result<(), ApiError> {
+        let headers = request.headers();
+        let host = text(headers, header::HOST).or_else(|| request.uri().host());
+        if let Some(hosts) = &self.hosts
+            && !host.is_some_and(|host| hosts.iter().any(|own| own == without_port(host)))
+        {
+            let message = "the request names another host than this server's";
+            return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+        }
+        if let Some(origin) = text(headers, header::ORIGIN)
+            && !self.allows(origin)
+        {
+            let message = format!("pages of {origin} may not ask; `--cors` allows an origin");
+            return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+        }
+        if request.method() != Method::OPTIONS && request.uri().path() != "/health" {
+            self.check_key(headers)?;
+        }
+        let is_json = text(headers, header::CONTENT_TYPE).is_some_and(|kind| {
+            kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+        });
+        if request.method() == Method::POST && !is_json {
+            let message = "the body must be of type application/json";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        Ok(())
+    }
+
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let given = text(headers, header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+        let given = hash(given.unwrap_or_default().trim());
+        // All keys are compared, each in the same time.
+        let found = self.keys.iter().fold(0, |found, key| found | key.ct_eq(&given).unwrap_u8());
+        if found == 1 {
+            return Ok(());
+        }
+        Err(ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
+            )
+        })
+    }
+
+    /// Whether pages of this origin may ask.
+    fn allows(&self, origin: &str) -> bool {
+        let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let is_local = host.is_some_and(|host| is_loopback(without_port(host)));
+        is_local || self.origins.iter().any(|own| own == origin)
+    }
+}
+
+pub(crate) async fn guard(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let origin = text(request.headers(), header::ORIGIN)
+        .filter(|origin| guard.allows(origin))
+        .and_then(|origin| HeaderValue::from_str(origin).ok());
+    let mut response = match guard.check(&request) {
+        Err(error) => error.into_response(),
+        Ok(()) if request.method() == Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+        Ok(()) => next.run(request).await,
+    };
+    if let Some(origin) = origin {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        let allowed = HeaderValue::from_static("authorization, content-type");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    }
+    response
+}
+
+/// Whether this name always means the machine itself.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn hash(key: &str) -> Hash {
+    Sha256::digest(key.as_bytes()).into()
+}

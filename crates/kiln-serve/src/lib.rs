@@ -1,0 +1,218 @@
+//! OpenAI's API over HTTP, for one model whose requests share passes.
+//!
+//! [`Server`] listens; its engine runs on a thread of its own ([`kiln::Engine`]). A request gives the tokens
+//! that it gives alone, whatever else runs.
+//!
+//! **Invariants:** only this crate listens on the network, and it opens no connection. No field of a request
+//! is read past in silence (`fields.rs`). No text of a request is logged.
+#![forbid(unsafe_code)]
+
+mod api;
+mod error;
+pub mod fields;
+mod guard;
+mod worker;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{Router, middleware};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
+    service::TowerToHyperService,
+};
+use kiln::{ChatTemplate, Error, Model, Plan, Result};
+use tokio::{sync::Semaphore, time};
+
+use crate::{
+    api::Shared,
+    guard::{Guard, guard, is_loopback},
+    worker::Worker,
+};
+
+/// Most connections at once; others wait to be accepted.
+const MOST_CONNECTIONS: usize = 1024;
+
+/// Time within which the headers of a request must have come.
+const HEADER_TIME: Duration = Duration::from_secs(10);
+
+/// Time between two looks at whether to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Most headers of a request, and their bytes.
+const MOST_HEADERS: usize = 100;
+const HEADER_BYTES: usize = 32 << 10;
+
+/// Options of a [`Server`].
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The name by which requests ask for the model.
+    pub name: String,
+    /// The most choices that are computed at once. With more than [`kiln::EXACT_ROWS`], bits of a request may
+    /// depend on others on a GPU.
+    pub rows: usize,
+    /// The most choices that wait; others are refused with status 429.
+    pub queue: usize,
+    /// Keys of which a request needs one; empty: none is needed.
+    pub keys: Vec<String>,
+    /// Origins of web pages that may ask, such as `https://chat.example`. Those of this machine always may.
+    pub origins: Vec<String>,
+    /// The kind of cache of each request. Default: the one that the folder asks for.
+    pub plan: Option<Plan>,
+    /// The chat template. Default: the model's, else ChatML.
+    pub template: Option<ChatTemplate>,
+    /// Time that answers have to end after the server was told to.
+    pub drain: Duration,
+}
+
+impl ServeOptions {
+    /// Options with this name of the model.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            rows: kiln::EXACT_ROWS,
+            queue: 256,
+            keys: Vec::new(),
+            origins: Vec::new(),
+            plan: None,
+            template: None,
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A server that is bound to an address.
+///
+/// ```no_run
+/// use kiln::Model;
+/// use kiln_serve::{ServeOptions, Server};
+///
+/// let server = Server::new(Model::load("SmolLM2-135M-Instruct")?, ServeOptions::new("smollm2"), "127.0.0.1:8080")?;
+/// println!("http://{}", server.address());
+/// server.run(|| false)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    router: Router,
+    drain: Duration,
+}
+
+impl Server {
+    /// Starts the engine, and binds the address, such as `127.0.0.1:8080`; port 0 is any free one.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an address that cannot be bound, and for 0 rows.
+    pub fn new(model: Model, options: ServeOptions, address: &str) -> Result<Self> {
+        model.causal().check_generative()?;
+        model.text_stream()?;
+        let setting = |name, why: String| Error::Setting { name, why };
+        let bound = TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        });
+        let (listener, bound) =
+            bound.map_err(|e| setting("host", format!("{address} cannot be listened on: {e}")))?;
+        let fingerprint = format!(
+            "kiln-{}-{}-{}",
+            env!("CARGO_PKG_VERSION"),
+            model.dtype().name(),
+            model.fingerprint()?.get(..12).unwrap_or_default(),
+        );
+        let own = |name: &str| name.rsplit_once(':').map_or(name, |(host, _)| host).to_owned();
+        let hosts = bound.ip().is_loopback().then(|| {
+            let mut hosts = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned).to_vec();
+            hosts.push(own(address));
+            hosts.retain(|host| is_loopback(host));
+            hosts
+        });
+        let rules = Arc::new(Guard::new(&options.keys, hosts, options.origins));
+        let shared = Shared {
+            worker: Worker::start(model.clone(), options.rows, options.queue)?,
+            model,
+            name: options.name,
+            template: options.template,
+            plan: options.plan,
+            started: api::now(),
+            fingerprint,
+        };
+        let router = api::router(Arc::new(shared)).layer(middleware::from_fn_with_state(rules, guard));
+        Ok(Self { listener, address: bound, router, drain: options.drain })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stops` returns true, which is asked ten times a second. Then no connection is accepted any
+    /// more, and answers have the time of [`ServeOptions::drain`] to end.
+    ///
+    /// # Errors
+    /// If the system has no threads or sockets left.
+    pub fn run(self, stops: impl Fn() -> bool) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        runtime.block_on(self.accept(stops))?;
+        runtime.shutdown_background();
+        Ok(())
+    }
+
+    async fn accept(self, stops: impl Fn() -> bool) -> io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(self.listener)?;
+        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIME)
+            .max_headers(MOST_HEADERS)
+            .max_buf_size(HEADER_BYTES);
+        builder.http2().timer(TokioTimer::new()).max_header_list_size(HEADER_BYTES as u32);
+        let graceful = GracefulShutdown::new();
+        let mut looks = time::interval(LOOK);
+        loop {
+            let Ok(place) = connections.clone().acquire_owned().await else { break };
+            let stream = loop {
+                tokio::select! {
+                    accepted = listener.accept() => match accepted {
+                        Ok((stream, _)) => break Some(stream),
+                        Err(error) => {
+                            // The system has no more handles, or the client is gone already.
+                            tracing::warn!(target: "kiln::serve", "a connection is not accepted: {error}");
+                            time::sleep(Duration::from_millis(20)).await;
+                        }
+                    },
+                    _ = looks.tick() => if stops() { break None },
+                }
+            };
+            let Some(stream) = stream else { break };
+            _ = stream.set_nodelay(true);
+            let service = TowerToHyperService::new(self.router.clone());
+            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            let connection = graceful.watch(connection);
+            tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(target: "kiln::serve", "a connection ended: {error}");
+                }
+                drop(place);
+            });
+        }
+        drop(listener);
+        if time::timeout(self.drain, graceful.shutdown()).await.is_err() {
+            tracing::warn!(target: "kiln::serve", "answers are cut off after {:?}", self.drain);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! The thread that owns the device: it takes requests, runs the turns of the engine, and tells readers what
+//! happened.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc as blocking,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use axum::http::StatusCode;
+use kiln::{
+    Engine, Error, Event, GeneratedText, Model, RequestId, Result, Stats, StopReason,
+    expert::read_back::block_on,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::error::ApiError;
+
+/// Number of events that a reader may be behind before its request is cancelled.
+const BEHIND: usize = 1024;
+
+/// Told once the engine's thread has panicked.
+const FAILED: &str = "the engine failed; restart the server";
+
+/// Something that happened to one choice of a request.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// Its settings are possible, and it waits for its first token.
+    Accepted,
+    Piece(String),
+    Ended(StopReason, Stats),
+    Failed(ApiError),
+}
+
+/// What happened, and to which choice of the request.
+pub(crate) type Reader = mpsc::Receiver<(usize, Told)>;
+
+/// Makes the text of a request.
+pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
+
+struct Job {
+    choice: usize,
+    make: Make,
+    reader: mpsc::Sender<(usize, Told)>,
+    place: OwnedSemaphorePermit,
+}
+
+/// A request that runs.
+struct Running {
+    choice: usize,
+    reader: mpsc::Sender<(usize, Told)>,
+    begun: Instant,
+    /// Its place among the requests that the server takes at once.
+    _place: OwnedSemaphorePermit,
+}
+
+/// The engine's thread, as handlers see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    jobs: blocking::Sender<Vec<Job>>,
+    places: Arc<Semaphore>,
+    counts: Arc<Counts>,
+}
+
+/// Counts for `/health` and for the time after which a client may come again.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    rows: usize,
+    pub(crate) running: AtomicUsize,
+    /// Mean time of a choice, in milliseconds, in which recent ones count more.
+    milliseconds: AtomicU64,
+}
+
+impl Worker {
+    /// Starts the thread. `rows`: the most choices that are computed at once; `queue`: the most that wait.
+    pub(crate) fn start(model: Model, rows: usize, queue: usize) -> Result<Self> {
+        let engine = model.engine(rows)?;
+        let counts = Counts { rows, running: AtomicUsize::new(0), milliseconds: AtomicU64::new(1000) };
+        let counts = Arc::new(counts);
+        let (jobs, queued) = blocking::channel();
+        let places = Arc::new(Semaphore::new(rows + queue));
+        let own = counts.clone();
+        let run = move || {
+            let mut readers = HashMap::new();
+            let turns = || turns(&model, engine, &queued, &mut readers, &own);
+            if catch_unwind(AssertUnwindSafe(turns)).is_err() {
+                let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, FAILED);
+                for running in readers.into_values() {
+                    _ = running.reader.try_send((running.choice, Told::Failed(error.clone())));
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("engine".to_owned()).spawn(run);
+        thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
+        Ok(Self { jobs, places, counts })
+    }
+
+    /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A reader that is dropped cancels them.
+    pub(crate) fn submit(&self, choices: Vec<Make>) -> Result<Reader, ApiError> {
+        let mut places = Vec::new();
+        for _ in &choices {
+            match self.places.clone().try_acquire_owned() {
+                Ok(place) => places.push(place),
+                Err(_) => return Err(self.busy()),
+            }
+        }
+        let (reader, events) = mpsc::channel(BEHIND);
+        let job = |(choice, (make, place))| Job { choice, make, reader: reader.clone(), place };
+        let jobs = choices.into_iter().zip(places).enumerate().map(job).collect();
+        match self.jobs.send(jobs) {
+            Ok(()) => Ok(events),
+            Err(_) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, FAILED)),
+        }
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.counts.running.load(Ordering::Relaxed)
+    }
+
+    fn busy(&self) -> ApiError {
+        let mean = Duration::from_millis(self.counts.milliseconds.load(Ordering::Relaxed));
+        let ahead = self.running().div_ceil(self.counts.rows) as u32;
+        ApiError {
+            code: Some("queue_full"),
+            retry_after: Some((mean * ahead).as_secs().max(1)),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait; come again later")
+        }
+    }
+}
+
+/// Runs until all [`Worker`]s are gone and nothing is left to do.
+fn turns(
+    model: &Model,
+    mut engine: Engine<GeneratedText<'static>>,
+    queued: &blocking::Receiver<Vec<Job>>,
+    readers: &mut HashMap<RequestId, Running>,
+    counts: &Counts,
+) {
+    loop {
+        if engine.is_idle() {
+            match queued.recv() {
+                Ok(jobs) => jobs.into_iter().for_each(|job| begin(job, model, &mut engine, readers)),
+                Err(_) => return,
+            }
+        }
+        while let Ok(jobs) = queued.try_recv() {
+            jobs.into_iter().for_each(|job| begin(job, model, &mut engine, readers));
+        }
+        let gone: Vec<_> =
+            readers.iter().filter(|(_, running)| running.reader.is_closed()).map(|(id, _)| *id).collect();
+        for id in gone {
+            readers.remove(&id);
+            engine.cancel(id);
+        }
+        counts.running.store(readers.len(), Ordering::Relaxed);
+        for event in block_on(engine.step()) {
+            tell(event, &mut engine, readers, counts);
+        }
+        counts.running.store(readers.len(), Ordering::Relaxed);
+    }
+}
+
+/// Submits a request to the engine, unless it is impossible.
+fn begin(
+    Job { choice, make, reader, place }: Job,
+    model: &Model,
+    engine: &mut Engine<GeneratedText<'static>>,
+    readers: &mut HashMap<RequestId, Running>,
+) {
+    if reader.is_closed() {
+        return;
+    }
+    match make(model).and_then(|text| engine.submit(text)) {
+        Ok(id) => {
+            _ = reader.try_send((choice, Told::Accepted));
+            readers.insert(id, Running { choice, reader, begun: Instant::now(), _place: place });
+        }
+        Err(error) => _ = reader.try_send((choice, Told::Failed(error.into()))),
+    }
+}
+
+fn tell(
+    event: Event<GeneratedText<'static>>,
+    engine: &mut Engine<GeneratedText<'static>>,
+    readers: &mut HashMap<RequestId, Running>,
+    counts: &Counts,
+) {
+    let (id, told) = match event {
+        Event::Output(id, piece) => (id, Told::Piece(piece)),
+        Event::Ended(id, text) => {
+            (id, Told::Ended(text.stop_reason().unwrap_or(StopReason::Length), text.stats()))
+        }
+        Event::Failed(id, _, error) => (id, Told::Failed(error.into())),
+    };
+    let Some(running) = readers.get(&id) else { return };
+    let ends = !matches!(told, Told::Piece(_));
+    let is_behind = running.reader.try_send((running.choice, told)).is_err();
+    if ends {
+        let took = running.begun.elapsed().as_millis() as u64;
+        let mean = counts.milliseconds.load(Ordering::Relaxed);
+        counts.milliseconds.store((7 * mean + took) / 8, Ordering::Relaxed);
+    } else if is_behind {
+        tracing::warn!(target: "kiln::serve", "a request is cancelled: its reader is {BEHIND} events behind");
+        engine.cancel(id);
+    }
+    if ends || is_behind {
+        readers.remove(&id);
+    }
+}

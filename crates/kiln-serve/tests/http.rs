@@ -1,0 +1,379 @@
+//! Requests over HTTP: answers equal those of the model alone, and what is wrong is refused by name.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use kiln::{ChatTemplate, Conversation, DtypeChoice, Message, Model, device::Opened, expert::RenderOptions};
+use kiln_serve::{ServeOptions, Server};
+use serde_json::{Value, json};
+
+/// The demo model on each device to test.
+static MODELS: LazyLock<Vec<Model>> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    let load = |(_, opened): &(String, Opened)| {
+        Model::builder(&folder).opened(opened.clone()).dtype(DtypeChoice::F32).load().unwrap()
+    };
+    kiln_testkit::devices::opened().iter().map(load).collect()
+});
+
+/// The model of tests that do not compare devices.
+static MODEL: LazyLock<Model> = LazyLock::new(|| MODELS[0].clone());
+
+/// A server on a free port, which ends when dropped.
+struct Running {
+    address: SocketAddr,
+    stops: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn new(change: impl FnOnce(ServeOptions) -> ServeOptions) -> Self {
+        Self::of(&MODEL, change)
+    }
+
+    fn of(model: &Model, change: impl FnOnce(ServeOptions) -> ServeOptions) -> Self {
+        let options = change(ServeOptions { drain: Duration::from_secs(1), ..ServeOptions::new("demo") });
+        let server = Server::new(model.clone(), options, "127.0.0.1:0").unwrap();
+        let (address, stops) = (server.address(), Arc::new(AtomicBool::new(false)));
+        let stop = stops.clone();
+        let thread = thread::spawn(move || server.run(|| stop.load(Ordering::Relaxed)).unwrap());
+        Self { address, stops, thread: Some(thread) }
+    }
+
+    fn send(&self, head: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        write!(stream, "{head}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        stream
+    }
+
+    fn post_raw(&self, path: &str, body: &Value) -> TcpStream {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json", self.address);
+        self.send(&head, &body.to_string())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let Reply { status, body, .. } = reply(self.post_raw(path, body));
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        let Reply { status, body, .. } =
+            reply(self.send(&format!("GET {path} HTTP/1.1\r\nhost: {}", self.address), ""));
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    /// The data of the events of a stream.
+    fn events(&self, path: &str, body: &Value) -> Vec<String> {
+        let Reply { status, headers, body } = reply(self.post_raw(path, body));
+        assert!(status == 200 && headers.contains("content-type: text/event-stream"), "{status} {headers}");
+        body.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stops.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+struct Reply {
+    status: u16,
+    headers: String,
+    body: String,
+}
+
+fn reply(mut stream: TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let (headers, body) = text.split_once("\r\n\r\n").unwrap();
+    let headers = headers.to_ascii_lowercase();
+    let status = headers.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = match headers.contains("transfer-encoding: chunked") {
+        true => unchunked(body),
+        false => body.to_owned(),
+    };
+    Reply { status, headers, body }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    loop {
+        let (size, rest) = body.split_once("\r\n").unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            return text;
+        }
+        text.push_str(&rest[..size]);
+        body = &rest[size + 2..];
+    }
+}
+
+fn completion(prompt: &str, seed: u64, extra: &Value) -> Value {
+    let mut body =
+        json!({ "model": "demo", "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": seed });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// The text of the model alone.
+fn alone(prompt: &str, seed: u64) -> String {
+    alone_of(&MODEL, prompt, seed)
+}
+
+fn alone_of(model: &Model, prompt: &str, seed: u64) -> String {
+    model.generate(prompt).max_new_tokens(24).temperature(0.9).seed(seed).text().unwrap()
+}
+
+#[test]
+fn answers_beside_each_other_equal_those_of_the_model_alone() {
+    let prompts = ["ROMEO:", "The Constitution of", "JULIET: What", "And", "HAMLET:\nTo be", "The"];
+    for model in &*MODELS {
+        let server = Running::of(model, |options| options);
+        thread::scope(|scope| {
+            for (seed, prompt) in (0..).zip(prompts) {
+                let server = &server;
+                scope.spawn(move || {
+                    let want = alone_of(model, prompt, seed);
+                    let (status, answer) =
+                        server.post("/v1/completions", &completion(prompt, seed, &json!({})));
+                    assert_eq!(
+                        (status, answer["choices"][0]["text"].as_str()),
+                        (200, Some(want.as_str())),
+                        "{answer}"
+                    );
+                    assert_eq!(answer["usage"]["prompt_tokens"], model.encode(prompt).unwrap().len());
+                    assert_eq!(answer["usage"]["completion_tokens"], 24);
+                    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+
+                    let extra = json!({ "stream": true, "stream_options": { "include_usage": true } });
+                    let events = server.events("/v1/completions", &completion(prompt, seed, &extra));
+                    let (done, chunks) = events.split_last().unwrap();
+                    assert_eq!(done, "[DONE]");
+                    let chunks: Vec<Value> =
+                        chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
+                    let text: String =
+                        chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+                    assert_eq!(text, want);
+                    assert_eq!(chunks.last().unwrap()["usage"], answer["usage"]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn choices_of_one_request_and_lists_of_prompts_have_texts_of_their_own() {
+    let server = Running::new(|options| options);
+    let mut body = completion("", 3, &json!({ "n": 2, "echo": true }));
+    body["prompt"] = json!(["ROMEO:", "The"]);
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let texts: Vec<&str> =
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    let want = [("ROMEO:", 3), ("ROMEO:", 4), ("The", 3), ("The", 4)];
+    assert_eq!(texts, want.map(|(prompt, seed)| format!("{prompt}{}", alone(prompt, seed))));
+    let prompts = MODEL.encode("ROMEO:").unwrap().len() + MODEL.encode("The").unwrap().len();
+    assert_eq!(answer["usage"]["prompt_tokens"], prompts);
+}
+
+#[test]
+fn a_chat_is_answered_as_by_the_model_alone() {
+    let server = Running::new(|options| ServeOptions { template: Some(ChatTemplate::chatml()), ..options });
+    let messages = vec![Message::new("system", "Be brief."), Message::new("user", "What news\nfrom Rome?")];
+    let conversation = Conversation { messages, ..Conversation::default() };
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let request = MODEL.answer(&ChatTemplate::chatml(), &conversation, &options).unwrap();
+    let want = request.max_new_tokens(20).temperature(0.0).text().unwrap();
+    let body = json!({
+        "model": "demo",
+        "messages": [
+            { "role": "developer", "content": "Be brief." },
+            { "role": "user", "content": [{ "type": "text", "text": "What news" }, { "type": "text", "text": "from Rome?" }] },
+        ],
+        "max_completion_tokens": 20,
+        "temperature": 0,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        (status, message["role"].as_str(), message["content"].as_str()),
+        (200, Some("assistant"), Some(&*want))
+    );
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let events = server.events("/v1/chat/completions", &streamed);
+    let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let text: String = chunks
+        .filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(text, want);
+}
+
+#[test]
+fn settings_change_the_answer() {
+    let server = Running::new(|options| options);
+    let text = |extra: Value| {
+        let (status, answer) = server.post("/v1/completions", &completion("The Constitution", 1, &extra));
+        assert_eq!(status, 200, "{answer}");
+        (
+            answer["choices"][0]["text"].as_str().unwrap().to_owned(),
+            answer["choices"][0]["finish_reason"].clone(),
+        )
+    };
+    let (plain, _) = text(json!({ "temperature": 0 }));
+    let token = MODEL.encode_more(&plain).unwrap()[0];
+    assert_ne!(text(json!({ "temperature": 0, "logit_bias": { token.to_string(): -100 } })).0, plain);
+    assert_ne!(text(json!({ "temperature": 0, "frequency_penalty": 2 })).0, plain);
+    assert_ne!(text(json!({ "temperature": 0, "presence_penalty": 2 })).0, plain);
+    let stop: String = plain.chars().skip(8).take(3).collect();
+    let (cut, reason) = text(json!({ "temperature": 0, "stop": stop }));
+    assert_eq!((cut.as_str(), reason), (&plain[..plain.find(&stop).unwrap()], json!("stop")));
+    // In objects, a model as small as this puts white space without end.
+    let schema = json!({ "enum": ["Rome", "Verona"] });
+    let body = json!({
+        "model": "demo", "messages": [{ "role": "user", "content": "?" }], "max_tokens": 300, "temperature": 0,
+        "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema } },
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(["\"Rome\"", "\"Verona\""].contains(&content), "{content}");
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let server = Running::new(|options| options);
+    let completions = [
+        (json!({ "prompt": "a" }), 400, "model"),
+        (json!({ "model": "other", "prompt": "a" }), 404, "model"),
+        (json!({ "model": "demo" }), 400, "prompt"),
+        (json!({ "model": "demo", "prompt": [] }), 400, "prompt"),
+        (json!({ "model": "demo", "prompt": "a", "temprature": 1 }), 400, "temprature"),
+        (json!({ "model": "demo", "prompt": "a", "temperature": "warm" }), 400, "temperature"),
+        (json!({ "model": "demo", "prompt": "a", "temperature": 3 }), 400, "temperature"),
+        (json!({ "model": "demo", "prompt": "a", "top_p": 7 }), 400, "top_p"),
+        (json!({ "model": "demo", "prompt": "a", "max_tokens": 0 }), 400, "max_tokens"),
+        (json!({ "model": "demo", "prompt": "a", "n": 0 }), 400, "n"),
+        (json!({ "model": "demo", "prompt": "a", "logprobs": 3 }), 400, "logprobs"),
+        (json!({ "model": "demo", "prompt": "a", "best_of": 3 }), 400, "best_of"),
+        (json!({ "model": "demo", "prompt": "a", "logit_bias": { "99999999": 1 } }), 400, "logit_bias"),
+        (json!({ "model": "demo", "prompt": "a", "stop": "" }), 400, "stop"),
+        (json!({ "model": "demo", "prompt": "a", "stream_options": {} }), 400, "stream_options"),
+    ];
+    for (body, status, param) in completions {
+        let (got, answer) = server.post("/v1/completions", &body);
+        assert_eq!((got, answer["error"]["param"].as_str()), (status, Some(param)), "{body}: {answer}");
+    }
+    let image = json!([{ "type": "image_url", "image_url": { "url": "http://x" } }]);
+    let chats = [
+        (json!({ "model": "demo" }), "messages"),
+        (json!({ "model": "demo", "messages": [] }), "messages"),
+        (json!({ "model": "demo", "messages": [{ "role": "king", "content": "a" }] }), "messages[0].role"),
+        (
+            json!({ "model": "demo", "messages": [{ "role": "user", "content": image }] }),
+            "messages[0].content",
+        ),
+        (
+            json!({ "model": "demo", "messages": [{ "role": "user", "content": "a" }], "tools": [{}] }),
+            "tools",
+        ),
+    ];
+    for (body, param) in chats {
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{body}: {answer}");
+    }
+    let long = "word ".repeat(3000);
+    let (status, answer) = server.post("/v1/completions", &completion(&long, 0, &json!({})));
+    assert_eq!(status, 400, "{answer}");
+    assert_eq!(server.post("/v1/completions", &json!([1])).0, 400);
+    assert_eq!(server.get("/nowhere").0, 404);
+    assert_eq!(server.get("/v1/completions").0, 405);
+    let whole = completion("a", 0, &json!({})).to_string();
+    for cut in 0..whole.len() {
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json",
+            server.address
+        );
+        assert_eq!(reply(server.send(&head, &whole[..cut])).status, 400, "{}", &whole[..cut]);
+    }
+    assert_eq!(server.get("/v1/models/demo").1["id"], "demo");
+    let (_, tokens) = server.post("/tokenize", &json!({ "content": "ROMEO:" }));
+    assert_eq!(server.post("/detokenize", &tokens).1["content"], "ROMEO:");
+}
+
+#[test]
+fn only_those_who_may_ask_are_answered() {
+    let server = Running::new(|options| ServeOptions {
+        keys: vec!["one".into(), "two".into()],
+        origins: vec!["https://chat.example".into()],
+        ..options
+    });
+    let address = server.address;
+    let ask = |lines: &str| reply(server.send(&format!("GET /v1/models HTTP/1.1\r\n{lines}"), "")).status;
+    let host = format!("host: {address}");
+    assert_eq!(ask(&host), 401);
+    assert_eq!(ask(&format!("{host}\r\nauthorization: Bearer on")), 401);
+    assert_eq!(ask(&format!("{host}\r\nauthorization: Bearer two")), 200);
+    assert_eq!(ask("host: evil.example\r\nauthorization: Bearer two"), 403);
+    assert_eq!(ask(&format!("{host}\r\nauthorization: Bearer two\r\norigin: https://evil.example")), 403);
+    assert_eq!(ask(&format!("{host}\r\nauthorization: Bearer two\r\norigin: https://chat.example")), 200);
+    assert_eq!(
+        ask(&format!("localhost: x\r\nhost: localhost:{}\r\nauthorization: Bearer one", address.port())),
+        200
+    );
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\n{host}\r\nauthorization: Bearer one\r\ncontent-type: text/plain"
+    );
+    assert_eq!(reply(server.send(&head, "{}")).status, 415);
+    assert_eq!(server.get("/health").0, 200);
+}
+
+/// Waits until this many answers are under way.
+fn wait_for(server: &Running, running: u64) {
+    let begun = Instant::now();
+    while server.get("/health").1["running"] != running {
+        assert!(begun.elapsed() < Duration::from_secs(30), "not {running} answers are under way");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_client_that_leaves_costs_no_more_passes_and_a_full_queue_refuses() {
+    let server = Running::new(|options| ServeOptions { rows: 1, queue: 1, ..options });
+    let endless = completion("ROMEO:", 0, &json!({ "stream": true, "max_tokens": 1500 }));
+    let begin = || {
+        let mut reader = BufReader::new(server.post_raw("/v1/completions", &endless));
+        let mut line = String::new();
+        while !line.starts_with("data: ") {
+            line.clear();
+            reader.read_line(&mut line).unwrap();
+        }
+        reader
+    };
+    let first = begin();
+    let second = server.post_raw("/v1/completions", &endless);
+    wait_for(&server, 2);
+    let refused = reply(server.post_raw("/v1/completions", &endless));
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert!(refused.headers.contains("retry-after: "), "{}", refused.headers);
+    drop((first, second));
+    wait_for(&server, 0);
+    let (status, answer) = server.post("/v1/completions", &completion("ROMEO:", 5, &json!({})));
+    assert_eq!((status, answer["choices"][0]["text"].as_str()), (200, Some(alone("ROMEO:", 5).as_str())));
+}
