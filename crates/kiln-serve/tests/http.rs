@@ -302,6 +302,20 @@ fn what_is_wrong_is_named() {
     let (status, answer) = server.post("/v1/completions", &completion(&long, 0, &json!({})));
     assert_eq!(status, 400, "{answer}");
     assert_eq!(server.post("/v1/completions", &json!([1])).0, 400);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json",
+        server.address
+    );
+    let deep = format!("{{\"model\":\"demo\",\"prompt\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let Reply { status, body, .. } = reply(server.send(&head, &deep));
+    assert!(status == 400 && body.len() < 400, "{status} {body}");
+    // A byte too long: all of it was read when that is found, so the connection is not reset.
+    assert_eq!(reply(server.send(&head, &" ".repeat((16 << 20) + 1))).status, 413);
+    // More tokens than the model has positions are not an error: the text ends where they do.
+    let (status, answer) =
+        server.post("/v1/completions", &completion("A", 1, &json!({ "max_tokens": 1_000_000 })));
+    let all = answer["usage"]["total_tokens"].as_u64().unwrap();
+    assert!(status == 200 && all <= MODEL.sizes().positions as u64 + 1, "{all}");
     assert_eq!(server.get("/nowhere").0, 404);
     assert_eq!(server.get("/v1/completions").0, 405);
     let whole = completion("a", 0, &json!({})).to_string();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use kiln::{Prompt, TokenId};
+use kiln::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -34,6 +34,13 @@ enum Prompts {
     Lists(Vec<Vec<TokenId>>),
 }
 
+/// One prompt.
+#[derive(Clone, Debug)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
 pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
     known::check(&mut body, known::COMPLETIONS)?;
@@ -60,11 +67,17 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
             _ if !echo => String::new(),
             Prompt::Tokens(tokens) => shared.model.decode(tokens)?,
             Prompt::Text(text) => text.clone(),
-            _ => String::new(),
         };
         for index in 0..choices.n {
             let (choices, prompt, of) = (choices.clone(), prompt.clone(), Arc::clone(&shared));
-            all.push(Box::new(move |model| choices.of(model.generate(prompt), index, &of).stream()));
+            all.push(Box::new(move |model| {
+                let tokens = match prompt {
+                    Prompt::Text(text) => model.encode(&text)?,
+                    Prompt::Tokens(tokens) => tokens,
+                };
+                let choices = choices.within(model.sizes().positions.saturating_sub(tokens.len()));
+                choices.of(model.generate(tokens), index, &of).stream()
+            }));
             starts.push(start.clone());
         }
     }

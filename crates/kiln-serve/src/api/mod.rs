@@ -23,6 +23,9 @@ use crate::{error::ApiError, worker::Worker};
 /// Largest body, in bytes.
 const LARGEST_BODY: usize = 16 << 20;
 
+/// Longest path of a field that a message repeats.
+const LONGEST_PATH: usize = 200;
+
 /// What all handlers share.
 pub(crate) struct Shared {
     pub(crate) model: Model,
@@ -116,7 +119,9 @@ fn fields<T: for<'de> Deserialize<'de>>(body: &Map<String, Value>) -> Result<T, 
 
 fn located<T>(result: Result<T, serde_path_to_error::Error<serde_json::Error>>) -> Result<T, ApiError> {
     result.map_err(|error| match error.path().to_string() {
-        path if path == "." => ApiError::bad(format!("the body is no such JSON object: {}", error.inner())),
+        path if path == "." || path.len() > LONGEST_PATH => {
+            ApiError::bad(format!("the body is no such JSON object: {}", error.inner()))
+        }
         path => ApiError::field(&path, error.inner()),
     })
 }

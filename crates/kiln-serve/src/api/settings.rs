@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln::{GenerationConfig, Grammar, Processor, Request, RowState, TokenId};
+use kiln::{GenerationConfig, Grammar, Processor, Request, RowState, TokenId, expert::UNTIL_IT_ENDS};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -159,8 +159,7 @@ impl Settings {
         config.typical_p = self.typical_p;
         config.repetition_penalty = self.repetition_penalty;
         config.min_new_tokens = self.min_tokens;
-        config.max_new_tokens =
-            self.max_tokens.or(self.max_completion_tokens).or(Some(kiln::expert::UNTIL_IT_ENDS));
+        config.max_new_tokens = self.max_tokens.or(self.max_completion_tokens).or(Some(UNTIL_IT_ENDS));
         if config.max_new_tokens == Some(0) {
             return Err(ApiError::field("max_tokens", "is 0, must be at least 1"));
         }
@@ -216,6 +215,14 @@ impl Settings {
 }
 
 impl Choices {
+    /// The settings for a prompt that leaves this many positions: more tokens end where the positions do.
+    pub(super) fn within(mut self, room: usize) -> Self {
+        if self.config.max_new_tokens.is_some_and(|most| most > room) {
+            self.config.max_new_tokens = Some(UNTIL_IT_ENDS);
+        }
+        self
+    }
+
     /// Gives a request the settings of the choice `index`.
     pub(super) fn of(&self, request: Request<'static>, index: usize, shared: &Shared) -> Request<'static> {
         let mut config = self.config.clone();
