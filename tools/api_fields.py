@@ -9,10 +9,15 @@ import typing
 
 import openai
 from openai.types import completion_create_params as completions
+from openai.types import embedding_create_params as embeddings
 from openai.types.chat import completion_create_params as chat
 
 print(f"# openai {openai.__version__}, by tools/api_fields.py")
-for endpoint, parameters in [("chat", chat), ("completions", completions)]:
-    kinds = [parameters.CompletionCreateParamsNonStreaming, parameters.CompletionCreateParamsStreaming]
+requests = {
+    "chat": [chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming],
+    "completions": [completions.CompletionCreateParamsNonStreaming, completions.CompletionCreateParamsStreaming],
+    "embeddings": [embeddings.EmbeddingCreateParams],
+}
+for endpoint, kinds in requests.items():
     for field in sorted({field for kind in kinds for field in typing.get_type_hints(kind)}):
         print(endpoint, field)

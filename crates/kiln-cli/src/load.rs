@@ -83,11 +83,16 @@ pub(crate) fn text_model(
         let why = "is a model of speech; use `kiln transcribe`".to_owned();
         return Err(Error::Setting { name: "--model", why });
     }
-    if models::configure(&ConfigFile::read(folder)?)?.is_bidirectional() {
+    if is_embedder(folder)? {
         let why = "makes embeddings, and cannot continue a text; use `kiln embed`".to_owned();
         return Err(Error::Setting { name: "--model", why });
     }
     model(folder, place, device, plan, tokens)
+}
+
+/// Whether the model in a folder makes embeddings alone, and cannot continue a text.
+pub(crate) fn is_embedder(folder: &Path) -> Result<bool> {
+    Ok(models::configure(&ConfigFile::read(folder)?)?.is_bidirectional())
 }
 
 /// Whether the model in a folder takes audio.

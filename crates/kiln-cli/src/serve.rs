@@ -3,7 +3,7 @@
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Args;
-use kiln::{ChatTemplate, EXACT_ROWS, Error, expert::files};
+use kiln::{ChatTemplate, EXACT_ROWS, Error, Plan, Pooling, expert::files};
 use kiln_serve::{ServeOptions, Server};
 
 use crate::{
@@ -49,6 +49,10 @@ pub(crate) struct ServeArgs {
     /// Chat template: a Jinja file [default: the model's, else ChatML]
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
+    /// How embeddings are made of the vectors of tokens: mean, cls, lasttoken, max, mean_sqrt_len_tokens or
+    /// weightedmean [default: as the model's folder says]
+    #[arg(long, value_name = "KIND")]
+    pooling: Option<Pooling>,
     /// KV cache of each request, as for `kiln run` [default: the model's, else dynamic]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     cache: Option<String>,
@@ -58,7 +62,7 @@ pub(crate) struct ServeArgs {
 
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     // Errors in the arguments are reported before the model is loaded.
-    let plan = args.cache.as_deref().map(kiln::Plan::named).transpose()?;
+    let plan = args.cache.as_deref().map(Plan::named).transpose()?;
     let keys = args.keys()?;
     if args.rows == 0 {
         return Err(Error::Setting { name: "rows", why: "is 0, must be at least 1".to_owned() }.into());
@@ -77,7 +81,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         None => None,
     };
     let folder = load::folder(args.model.as_deref())?;
-    let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
+    let device = load::open(&args.place)?;
+    let model = match load::is_embedder(&folder)? {
+        true => load::model(&folder, &args.place, device, Some(&Plan::none()), 0)?,
+        false => load::text_model(&folder, &args.place, device, plan.as_ref(), 0)?,
+    };
     let options = ServeOptions {
         rows: args.rows,
         queue: args.queue,
@@ -85,6 +93,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         origins: args.cors.clone(),
         plan,
         template,
+        pooling: args.pooling,
         drain: Duration::from_secs(args.drain),
         ..ServeOptions::new(args.alias.clone().unwrap_or_else(|| model.name().to_owned()))
     };

@@ -42,7 +42,7 @@ pub const COMMON: &[(&str, Use)] = &[
     ("user", Accepted),
 ];
 
-/// Fields of `/v1/chat/completions`.
+/// Fields of `/v1/chat/completions`, beside [`COMMON`].
 pub const CHAT: &[(&str, Use)] = &[
     ("messages", Honoured),
     ("max_completion_tokens", Honoured),
@@ -74,7 +74,7 @@ pub const CHAT: &[(&str, Use)] = &[
     ("web_search_options", Refused("this server opens no address", None)),
 ];
 
-/// Fields of `/v1/completions`.
+/// Fields of `/v1/completions`, beside [`COMMON`].
 pub const COMPLETIONS: &[(&str, Use)] = &[
     ("prompt", Honoured),
     ("echo", Honoured),
@@ -83,10 +83,19 @@ pub const COMPLETIONS: &[(&str, Use)] = &[
     ("suffix", Refused("texts are not filled in; leave it out", None)),
 ];
 
+/// All fields of `/v1/embeddings`.
+pub const EMBEDDINGS: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("input", Honoured),
+    ("encoding_format", Honoured),
+    ("dimensions", Honoured),
+    ("user", Accepted),
+];
+
 /// Checks the names of the fields of a request, and removes those that ask for nothing.
-pub(crate) fn check(body: &mut Map<String, Value>, own: &[(&str, Use)]) -> Result<(), ApiError> {
+pub(crate) fn check(body: &mut Map<String, Value>, tables: &[&[(&str, Use)]]) -> Result<(), ApiError> {
     body.retain(|_, value| !value.is_null());
-    let all = || own.iter().chain(COMMON);
+    let all = || tables.iter().copied().flatten();
     for (name, value) in &*body {
         match all().find(|(known, _)| known == name) {
             Some((_, Honoured | Accepted)) => {}
@@ -125,13 +134,15 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{CHAT, check};
+    use super::{CHAT, COMMON, check};
 
     #[test]
     fn fields_are_honoured_or_refused_by_name() {
         let refused = |body: serde_json::Value| {
             let mut body = body.as_object().unwrap().clone();
-            check(&mut body, CHAT).map(|()| body.len()).map_err(|error| (error.param.unwrap(), error.message))
+            check(&mut body, &[CHAT, COMMON])
+                .map(|()| body.len())
+                .map_err(|error| (error.param.unwrap(), error.message))
         };
         assert_eq!(refused(json!({ "messages": [], "user": "me", "seed": null })), Ok(1));
         assert_eq!(

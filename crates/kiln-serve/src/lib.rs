@@ -26,7 +26,7 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use kiln::{ChatTemplate, Error, Model, Plan, Result};
+use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result};
 use tokio::{sync::Semaphore, time};
 
 use crate::{
@@ -66,6 +66,8 @@ pub struct ServeOptions {
     pub plan: Option<Plan>,
     /// The chat template. Default: the model's, else ChatML.
     pub template: Option<ChatTemplate>,
+    /// How embeddings are made of the vectors of tokens. Default: as the model's folder says.
+    pub pooling: Option<Pooling>,
     /// Time that answers have to end after the server was told to.
     pub drain: Duration,
 }
@@ -81,6 +83,7 @@ impl ServeOptions {
             origins: Vec::new(),
             plan: None,
             template: None,
+            pooling: None,
             drain: Duration::from_secs(30),
         }
     }
@@ -111,7 +114,6 @@ impl Server {
     /// # Errors
     /// [`Error::Setting`] for an address that cannot be bound, and for 0 rows.
     pub fn new(model: Model, options: ServeOptions, address: &str) -> Result<Self> {
-        model.causal().check_generative()?;
         model.text_stream()?;
         let setting = |name, why: String| Error::Setting { name, why };
         let bound = TcpListener::bind(address).and_then(|listener| {
@@ -141,6 +143,7 @@ impl Server {
             name: options.name,
             template: options.template,
             plan: options.plan,
+            pooling: options.pooling,
             started: api::now(),
             fingerprint,
         };

@@ -18,15 +18,12 @@ use kiln::{
     Engine, Error, Event, GeneratedText, Model, RequestId, Result, Stats, StopReason,
     expert::read_back::block_on,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::error::ApiError;
 
 /// Number of events that a reader may be behind before its request is cancelled.
 const BEHIND: usize = 1024;
-
-/// Told once the engine's thread has panicked.
-const FAILED: &str = "the engine failed; restart the server";
 
 /// Something that happened to one choice of a request.
 #[derive(Debug)]
@@ -43,6 +40,13 @@ pub(crate) type Reader = mpsc::Receiver<(usize, Told)>;
 
 /// Makes the text of a request.
 pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
+
+/// What handlers send to the thread.
+enum Work {
+    Choices(Vec<Job>),
+    /// A computation between two turns.
+    Call(Box<dyn FnOnce(&Model) + Send>),
+}
 
 struct Job {
     choice: usize,
@@ -63,7 +67,7 @@ struct Running {
 /// The engine's thread, as handlers see it.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
-    jobs: blocking::Sender<Vec<Job>>,
+    work: blocking::Sender<Work>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
 }
@@ -83,22 +87,21 @@ impl Worker {
         let engine = model.engine(rows)?;
         let counts = Counts { rows, running: AtomicUsize::new(0), milliseconds: AtomicU64::new(1000) };
         let counts = Arc::new(counts);
-        let (jobs, queued) = blocking::channel();
+        let (work, queued) = blocking::channel();
         let places = Arc::new(Semaphore::new(rows + queue));
         let own = counts.clone();
         let run = move || {
             let mut readers = HashMap::new();
             let turns = || turns(&model, engine, &queued, &mut readers, &own);
             if catch_unwind(AssertUnwindSafe(turns)).is_err() {
-                let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, FAILED);
                 for running in readers.into_values() {
-                    _ = running.reader.try_send((running.choice, Told::Failed(error.clone())));
+                    _ = running.reader.try_send((running.choice, Told::Failed(failed())));
                 }
             }
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(run);
         thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
-        Ok(Self { jobs, places, counts })
+        Ok(Self { work, places, counts })
     }
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A reader that is dropped cancels them.
@@ -113,10 +116,27 @@ impl Worker {
         let (reader, events) = mpsc::channel(BEHIND);
         let job = |(choice, (make, place))| Job { choice, make, reader: reader.clone(), place };
         let jobs = choices.into_iter().zip(places).enumerate().map(job).collect();
-        match self.jobs.send(jobs) {
-            Ok(()) => Ok(events),
-            Err(_) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, FAILED)),
-        }
+        self.send(Work::Choices(jobs)).map(|()| events)
+    }
+
+    /// Computes something between two turns of the engine.
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        compute: impl FnOnce(&Model) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _place = self.places.clone().try_acquire_owned().map_err(|_| self.busy())?;
+        let (sender, result) = oneshot::channel();
+        self.send(Work::Call(Box::new(move |model| {
+            // Nobody waits any more for one that was cancelled.
+            if !sender.is_closed() {
+                _ = sender.send(compute(model));
+            }
+        })))?;
+        result.await.map_err(|_| failed())
+    }
+
+    fn send(&self, work: Work) -> Result<(), ApiError> {
+        self.work.send(work).map_err(|_| failed())
     }
 
     pub(crate) fn running(&self) -> usize {
@@ -134,23 +154,27 @@ impl Worker {
     }
 }
 
+fn failed() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine failed; restart the server")
+}
+
 /// Runs until all [`Worker`]s are gone and nothing is left to do.
 fn turns(
     model: &Model,
     mut engine: Engine<GeneratedText<'static>>,
-    queued: &blocking::Receiver<Vec<Job>>,
+    queued: &blocking::Receiver<Work>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
 ) {
     loop {
         if engine.is_idle() {
             match queued.recv() {
-                Ok(jobs) => jobs.into_iter().for_each(|job| begin(job, model, &mut engine, readers)),
+                Ok(work) => take(work, model, &mut engine, readers),
                 Err(_) => return,
             }
         }
-        while let Ok(jobs) = queued.try_recv() {
-            jobs.into_iter().for_each(|job| begin(job, model, &mut engine, readers));
+        while let Ok(work) = queued.try_recv() {
+            take(work, model, &mut engine, readers);
         }
         let gone: Vec<_> =
             readers.iter().filter(|(_, running)| running.reader.is_closed()).map(|(id, _)| *id).collect();
@@ -163,6 +187,18 @@ fn turns(
             tell(event, &mut engine, readers, counts);
         }
         counts.running.store(readers.len(), Ordering::Relaxed);
+    }
+}
+
+fn take(
+    work: Work,
+    model: &Model,
+    engine: &mut Engine<GeneratedText<'static>>,
+    readers: &mut HashMap<RequestId, Running>,
+) {
+    match work {
+        Work::Choices(jobs) => jobs.into_iter().for_each(|job| begin(job, model, engine, readers)),
+        Work::Call(compute) => compute(model),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The tables of fields know every field of OpenAI's package.
 
-use kiln_serve::fields::{CHAT, COMMON, COMPLETIONS};
+use kiln_serve::fields::{CHAT, COMMON, COMPLETIONS, EMBEDDINGS, Use};
 
 #[test]
 fn every_field_of_openai_is_in_a_table() {
@@ -8,8 +8,12 @@ fn every_field_of_openai_is_in_a_table() {
     let fields: Vec<(&str, &str)> = lines.filter_map(|line| line.split_once(' ')).collect();
     assert!(fields.contains(&("chat", "messages")) && fields.contains(&("completions", "prompt")));
     let is_known = |(endpoint, field): &(&str, &str)| {
-        let own = if *endpoint == "chat" { CHAT } else { COMPLETIONS };
-        own.iter().chain(COMMON).any(|(known, _)| known == field)
+        let tables: &[&[(&str, Use)]] = match *endpoint {
+            "chat" => &[CHAT, COMMON],
+            "completions" => &[COMPLETIONS, COMMON],
+            _ => &[EMBEDDINGS],
+        };
+        tables.iter().copied().flatten().any(|(known, _)| known == field)
     };
     let unknown: Vec<_> = fields.iter().filter(|field| !is_known(field)).collect();
     assert!(unknown.is_empty(), "in no table: {unknown:?}");

@@ -33,7 +33,8 @@ struct Chat {
 
 pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
-    known::check(&mut body, known::CHAT)?;
+    known::check(&mut body, &[known::CHAT, known::COMMON])?;
+    shared.model.causal().check_generative()?;
     if !body.contains_key("messages") {
         return Err(ApiError::field("messages", "is missing"));
     }

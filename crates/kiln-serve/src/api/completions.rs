@@ -43,7 +43,8 @@ enum Prompt {
 
 pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
-    known::check(&mut body, known::COMPLETIONS)?;
+    known::check(&mut body, &[known::COMPLETIONS, known::COMMON])?;
+    shared.model.causal().check_generative()?;
     if !body.contains_key("prompt") {
         return Err(ApiError::field("prompt", "is missing"));
     }

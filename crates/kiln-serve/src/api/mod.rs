@@ -3,6 +3,7 @@
 mod answer;
 mod chat;
 mod completions;
+mod embeddings;
 mod settings;
 
 use std::{sync::Arc, time::SystemTime};
@@ -14,7 +15,7 @@ use axum::{
     http::StatusCode,
     routing::{get, post},
 };
-use kiln::{ChatTemplate, Model, Plan, TokenId};
+use kiln::{ChatTemplate, Model, Plan, Pooling, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -33,6 +34,7 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) plan: Option<Plan>,
+    pub(crate) pooling: Option<Pooling>,
     pub(crate) worker: Worker,
     /// When the server started, in seconds since 1970.
     pub(crate) started: u64,
@@ -52,6 +54,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
+        .route("/v1/embeddings", post(embeddings::embed))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "there is no such address"))
