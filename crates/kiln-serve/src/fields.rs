@@ -34,6 +34,7 @@ pub const COMMON: &[(&str, Use)] = &[
     ("stop", Honoured),
     ("max_tokens", Honoured),
     ("min_tokens", Honoured),
+    ("ignore_eos", Honoured),
     ("n", Honoured),
     ("presence_penalty", Honoured),
     ("frequency_penalty", Honoured),

@@ -246,6 +246,17 @@ fn settings_change_the_answer() {
     let stop: String = plain.chars().skip(8).take(3).collect();
     let (cut, reason) = text(json!({ "temperature": 0, "stop": stop }));
     assert_eq!((cut.as_str(), reason), (&plain[..plain.find(&stop).unwrap()], json!("stop")));
+    let ends = |extra: Value| {
+        let prompt = MODEL.encode("The").unwrap();
+        let eos = MODEL.generation_config().eos_token_id.clone().unwrap()[0];
+        let mut body = completion("", 1, &extra);
+        // The token that ends a text becomes the likeliest.
+        body["prompt"] = json!(prompt);
+        body["logit_bias"] = json!({ eos.to_string(): 100 });
+        server.post("/v1/completions", &body).1["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((ends(json!({})), ends(json!({ "ignore_eos": true }))), (1, 24));
+    assert_eq!(ends(json!({ "min_tokens": 7 })), 8);
     // In objects, a model as small as this puts white space without end.
     let schema = json!({ "enum": ["Rome", "Verona"] });
     let body = json!({

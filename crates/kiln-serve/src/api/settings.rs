@@ -29,6 +29,8 @@ pub(super) struct Settings {
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
     min_tokens: Option<usize>,
+    #[serde(default)]
+    ignore_eos: bool,
     n: Option<usize>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
@@ -159,6 +161,7 @@ impl Settings {
         config.typical_p = self.typical_p;
         config.repetition_penalty = self.repetition_penalty;
         config.min_new_tokens = self.min_tokens;
+        config.eos_token_id = self.ignore_eos.then(Vec::new);
         config.max_new_tokens = self.max_tokens.or(self.max_completion_tokens).or(Some(UNTIL_IT_ENDS));
         if config.max_new_tokens == Some(0) {
             return Err(ApiError::field("max_tokens", "is 0, must be at least 1"));
