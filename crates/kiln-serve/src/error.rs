@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
-    /// What programs tell errors apart by, such as `context_length_exceeded`.
+    /// A name by which programs tell errors apart, such as `model_not_found`.
     pub(crate) code: Option<&'static str>,
     /// The field that is wrong.
     pub(crate) param: Option<String>,

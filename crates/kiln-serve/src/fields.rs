@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     Honoured,

@@ -1,4 +1,5 @@
-//! Who may ask: the key, the host that a request names, the page that it comes from, and the type of its body.
+//! Who may ask: the key of a request, the host that it names, the page that it comes from, and the type of
+//! its body.
 
 use std::sync::Arc;
 

@@ -156,8 +156,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stops` returns true, which is asked ten times a second. Then no connection is accepted any
-    /// more, and answers have the time of [`ServeOptions::drain`] to end.
+    /// Serves until `stops` returns true, which is asked ten times a second. Then no connection is accepted
+    /// any more, and answers have the time of [`ServeOptions::drain`] to end.
     ///
     /// # Errors
     /// If the system has no threads or sockets left.

@@ -28,20 +28,20 @@ const BEHIND: usize = 1024;
 /// Something that happened to one choice of a request.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// Its settings are possible, and it waits for its first token.
+    /// The settings are possible, and the choice waits for its first token.
     Accepted,
     Piece(String),
     Ended(StopReason, Stats),
     Failed(ApiError),
 }
 
-/// What happened, and to which choice of the request.
+/// Events, each with the choice that it happened to.
 pub(crate) type Reader = mpsc::Receiver<(usize, Told)>;
 
 /// Makes the text of a request.
 pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
 
-/// What handlers send to the thread.
+/// A message from a handler to the thread.
 enum Work {
     Choices(Vec<Job>),
     /// A computation between two turns.
@@ -60,7 +60,7 @@ struct Running {
     choice: usize,
     reader: mpsc::Sender<(usize, Told)>,
     begun: Instant,
-    /// Its place among the requests that the server takes at once.
+    /// The place among the requests that the server takes at once.
     _place: OwnedSemaphorePermit,
 }
 
@@ -104,7 +104,8 @@ impl Worker {
         Ok(Self { work, places, counts })
     }
 
-    /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A reader that is dropped cancels them.
+    /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
+    /// reader that is dropped cancels them.
     pub(crate) fn submit(&self, choices: Vec<Make>) -> Result<Reader, ApiError> {
         let mut places = Vec::new();
         for _ in &choices {

@@ -27,7 +27,7 @@ const LARGEST_BODY: usize = 16 << 20;
 /// Longest path of a field that a message repeats.
 const LONGEST_PATH: usize = 200;
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub(crate) struct Shared {
     pub(crate) model: Model,
     /// The name by which requests ask for the model.
