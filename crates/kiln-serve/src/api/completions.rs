@@ -73,7 +73,12 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
             let (choices, prompt, of) = (choices.clone(), prompt.clone(), Arc::clone(&shared));
             all.push(Box::new(move |model| {
                 let tokens = match prompt {
-                    Prompt::Text(text) => model.encode(&text)?,
+                    Prompt::Text(text) => {
+                        // A text of megabytes would keep the engine from all others.
+                        let plan = of.plan.as_ref().unwrap_or(model.plan());
+                        model.check_length(&text, &model.cache(plan)?)?;
+                        model.encode(&text)?
+                    }
                     Prompt::Tokens(tokens) => tokens,
                 };
                 let choices = choices.within(model.sizes().positions.saturating_sub(tokens.len()));

@@ -89,9 +89,14 @@ struct Text {
 /// Tokenizes a text, as llama.cpp's server does.
 async fn tokenize(State(shared): Server, body: Body) -> Result<Json<Value>, ApiError> {
     let Text { content, add_special } = parsed(body)?;
-    let model = &shared.model;
-    let tokens = if add_special { model.encode(&content) } else { model.encode_more(&content) };
-    Ok(Json(json!({ "tokens": tokens? })))
+    let encode = move || match add_special {
+        true => shared.model.encode(&content),
+        false => shared.model.encode_more(&content),
+    };
+    // A long text would keep a thread of HTTP from all others.
+    let tokens = tokio::task::spawn_blocking(encode).await;
+    let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the tokenizer failed on this text");
+    Ok(Json(json!({ "tokens": tokens.map_err(failed)?? })))
 }
 
 #[derive(Deserialize)]
