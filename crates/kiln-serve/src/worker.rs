@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc as blocking,
     },
     thread,
@@ -76,7 +76,9 @@ pub(crate) struct Worker {
 #[derive(Debug)]
 pub(crate) struct Counts {
     rows: usize,
-    pub(crate) running: AtomicUsize,
+    running: AtomicUsize,
+    /// Whether the thread has panicked.
+    failed: AtomicBool,
     /// Mean time of a choice, in milliseconds, in which recent ones count more.
     milliseconds: AtomicU64,
 }
@@ -85,7 +87,12 @@ impl Worker {
     /// Starts the thread. `rows`: the most choices that are computed at once; `queue`: the most that wait.
     pub(crate) fn start(model: Model, rows: usize, queue: usize) -> Result<Self> {
         let engine = model.engine(rows)?;
-        let counts = Counts { rows, running: AtomicUsize::new(0), milliseconds: AtomicU64::new(1000) };
+        let counts = Counts {
+            rows,
+            running: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            milliseconds: AtomicU64::new(1000),
+        };
         let counts = Arc::new(counts);
         let (work, queued) = blocking::channel();
         let places = Arc::new(Semaphore::new(rows + queue));
@@ -94,6 +101,7 @@ impl Worker {
             let mut readers = HashMap::new();
             let turns = || turns(&model, engine, &queued, &mut readers, &own);
             if catch_unwind(AssertUnwindSafe(turns)).is_err() {
+                own.failed.store(true, Ordering::Relaxed);
                 for running in readers.into_values() {
                     _ = running.reader.try_send((running.choice, Told::Failed(failed())));
                 }
@@ -138,6 +146,11 @@ impl Worker {
 
     fn send(&self, work: Work) -> Result<(), ApiError> {
         self.work.send(work).map_err(|_| failed())
+    }
+
+    /// Whether nothing will be computed any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.counts.failed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn running(&self) -> usize {
@@ -248,5 +261,34 @@ fn tell(
     }
     if ends || is_behind {
         readers.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+    use std::{path::Path, thread, time::Duration};
+
+    use kiln::Model;
+
+    use super::Worker;
+
+    #[test]
+    fn an_engine_that_panics_is_reported_and_refuses() {
+        let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
+        let worker = Worker::start(model, 1, 1).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(worker.call(|model| model.sizes().heads > 0)), Ok(true));
+        assert!(!worker.has_failed());
+        let error = runtime.block_on(worker.call(|_| panic!("a test"))).unwrap_err();
+        assert!(error.message.contains("restart the server"), "{error:?}");
+        for _ in 0..500 {
+            if worker.has_failed() && worker.submit(Vec::new()).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the failure is not reported");
     }
 }

@@ -65,8 +65,12 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-async fn health(State(shared): Server) -> Json<Value> {
-    Json(json!({ "status": "ok", "running": shared.worker.running() }))
+async fn health(State(shared): Server) -> (StatusCode, Json<Value>) {
+    let (status, word) = match shared.worker.has_failed() {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
+        false => (StatusCode::OK, "ok"),
+    };
+    (status, Json(json!({ "status": word, "running": shared.worker.running() })))
 }
 
 async fn models(State(shared): Server) -> Json<Value> {
