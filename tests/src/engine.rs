@@ -103,6 +103,62 @@ fn requests_in_an_engine_equal_those_alone_bit_for_bit() {
 }
 
 #[test]
+fn prompts_that_begin_with_the_cache_of_another_one_keep_their_bits() {
+    const CHUNK: usize = 8;
+    for (place, (device, opened)) in kiln_testkit::devices::opened().iter().enumerate() {
+        for name in ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 }) {
+            let model = recorded(name, opened);
+            for (_, plan, _) in plans_on(place, &model) {
+                // Some begin alike for 3 chunks, some for more, and one is the beginning of another.
+                let request = |n: usize| {
+                    let len = [30, 33, 30, 17, 46, 46, 25, 8][n].min(model.sizes().positions - 7);
+                    let token = |i: usize| if i < 26 + n % 3 { 7 * i + 3 } else { 5 * i + 13 * n };
+                    let prompt: Vec<TokenId> = (0..len).map(|i| token(i) as TokenId % 97).collect();
+                    let request = model.generate(vec![prompt]).config(greedy(6).eos_token_id(Vec::new()));
+                    request.plan(plan.clone()).prefill_chunk(CHUNK).keep_logits(true)
+                };
+                let mut engine: Engine<Steps<'static>> = model.engine(4).unwrap().with_prefixes(1 << 20);
+                let what = || format!("{} of {name} on {device}", plan.label(&model.causal().needs()));
+                let mut reused = 0;
+                // One after the other, then all at once.
+                for round in [vec![0, 1, 2, 0], vec![3, 4, 5, 6, 7, 1, 2]] {
+                    let all: Vec<_> = round
+                        .iter()
+                        .map(|&n| {
+                            let steps = request(n).prefix_scope("a user").steps().unwrap();
+                            let id = engine.submit(steps).unwrap();
+                            (n, id, (round.len() == 4).then(|| run(&mut engine)))
+                        })
+                        .collect();
+                    let mut rest = run(&mut engine);
+                    for (n, id, own) in all {
+                        let outcome = own.as_ref().map_or(&rest, |own| own);
+                        assert!(outcome.failed.is_empty(), "{}: {:?}", what(), outcome.failed);
+                        let stats = outcome.ended[&id].stats();
+                        assert_eq!(stats.reused % CHUNK, 0);
+                        reused += stats.reused;
+                        let alone = chosen(request(n).steps().unwrap().map(Result::unwrap));
+                        let mut own = own;
+                        let got = own.as_mut().unwrap_or(&mut rest).outputs.remove(&id).unwrap();
+                        assert!(
+                            chosen(got) == alone,
+                            "prompt {n}, {} tokens reused, {}",
+                            stats.reused,
+                            what()
+                        );
+                    }
+                }
+                let other = engine.submit(request(0).prefix_scope("another user").steps().unwrap()).unwrap();
+                assert_eq!(run(&mut engine).ended[&other].stats().reused, 0);
+                let remembers = plan.remembers(&model.causal().needs());
+                assert_eq!(reused > 0, remembers, "{}", what());
+                assert_eq!(engine.prefix_bytes() > 0, remembers, "{}", what());
+            }
+        }
+    }
+}
+
+#[test]
 fn texts_in_an_engine_equal_those_alone_with_their_stop_reasons() {
     for (device, model) in demos() {
         let date = || Grammar::regex("[0-9]{4}-[0-9]{2}").unwrap();

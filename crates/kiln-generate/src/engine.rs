@@ -8,6 +8,7 @@
 //! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits
 //! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
 
+mod prefixes;
 mod together;
 
 #[cfg(test)]
@@ -23,7 +24,8 @@ use std::{
 
 use kiln_core::{Error, Result, model::CausalModel, read_back};
 
-use self::together::Together;
+pub(crate) use self::prefixes::{Kept, Scope};
+use self::{prefixes::Prefixes, together::Together};
 use crate::generation::{Generation, Step};
 
 /// The most rows of a pass in which each row has the bits that it has alone, on every device.
@@ -97,6 +99,8 @@ pub struct Engine<T: Generating> {
     /// Each in passes of its own: its prompt, or all of it.
     apart: Vec<Apart<T>>,
     together: Together<T>,
+    /// Beginnings of prompts that were computed; `None`: nothing is reused.
+    prefixes: Option<Prefixes>,
     events: Vec<Event<T>>,
 }
 
@@ -162,8 +166,21 @@ impl<T: Generating> Engine<T> {
             waiting: VecDeque::new(),
             apart: Vec::new(),
             together: Together::default(),
+            prefixes: None,
             events: Vec::new(),
         })
+    }
+
+    /// Keeps copies of caches, of up to `bytes` bytes in host memory: a prompt that begins like an earlier one
+    /// of the same [`prefix_scope`](crate::Options::prefix_scope) is computed from there. No bit changes.
+    #[must_use]
+    pub fn with_prefixes(self, bytes: usize) -> Self {
+        Self { prefixes: (bytes > 0).then(|| Prefixes::new(bytes)), ..self }
+    }
+
+    /// Number of bytes of the copies of caches.
+    pub fn prefix_bytes(&self) -> usize {
+        self.prefixes.as_ref().map_or(0, Prefixes::bytes)
     }
 
     /// Adds a generation. It begins in one of the next turns, in the order of arrival.
@@ -264,6 +281,12 @@ impl<T: Generating> Engine<T> {
                 if apart.starts && prompts > 1 {
                     continue;
                 }
+                if let (Some(prefixes), Turn::Between(job)) = (&mut self.prefixes, &mut apart.turn)
+                    && apart.starts
+                    && job.lost.is_none()
+                {
+                    prefixes.begin(job.own.generation());
+                }
                 if let Poll::Ready((job, step)) = apart.poll(context) {
                     ready.push((at, job, step));
                 }
@@ -282,6 +305,9 @@ impl<T: Generating> Engine<T> {
     }
 
     fn stepped_apart(&mut self, mut job: Job<T>, step: Result<Option<Step>>) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.store(job.own.generation());
+        }
         match step {
             Ok(None) => self.go_on(job),
             Ok(Some(step)) => match job.take(step, &mut self.events) {

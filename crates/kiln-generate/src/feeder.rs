@@ -12,13 +12,13 @@ use kiln_core::{
     device_state::Refusals,
     layer::StepShape,
     model::{CausalModel, Logits},
-    model_cache::ModelCache,
+    model_cache::{CacheState, ModelCache},
     read_back,
 };
 
 pub(crate) use self::decode::{Output, Wanted};
 use self::{chunks::Remaining, decode::DecodeLoop};
-use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser};
+use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser, engine::Kept};
 
 /// The smallest number of prompt tokens of a row that is fed at a time, however little memory there is.
 const SMALLEST_CHUNK: usize = 16;
@@ -74,6 +74,9 @@ pub(crate) struct Feeder<'a> {
     pub(crate) features: Option<Tensor<3>>,
     /// An empty cache of the same strategies, for when the cache is given away.
     spare: Option<ModelCache>,
+    /// Numbers of tokens of a prompt at which the cache is copied, and the copies.
+    pub(crate) keeps: Vec<usize>,
+    pub(crate) kept: Vec<Kept>,
     /// Number of tokens that the sequence will reach, as the cache was told.
     reaches: usize,
     /// Numbers of allocations that devices had refused when the cache was last complete.
@@ -103,6 +106,8 @@ impl<'a> Feeder<'a> {
             oom_policy: None,
             features: None,
             spare: None,
+            keeps: Vec::new(),
+            kept: Vec::new(),
             reaches: 0,
             refusals,
             lost: false,
@@ -119,12 +124,37 @@ impl<'a> Feeder<'a> {
     /// allocation or gave up a recording.
     pub(crate) fn start_over(&mut self) {
         (self.unseen, self.decode) = (None, None);
+        self.keeps.clear();
         self.cache.discard();
         self.cache.keep_history(1);
         self.cache.reserve(self.reaches);
         self.refusals.forgive();
         // It may be given up again, for the same reason.
         self.capture &= !std::mem::take(&mut self.lost);
+    }
+
+    /// Fills the empty cache with `state`, and keeps the first `tokens` tokens of it. Returns whether that was
+    /// possible; if not, the contents of the cache cannot be used.
+    pub(crate) fn fill(&mut self, tokens: usize, state: CacheState) -> bool {
+        let cache = &mut *self.cache;
+        if cache.restore(state).is_err() || cache.rewind_point(tokens) != tokens {
+            return false;
+        }
+        if cache.seq_len() == tokens {
+            return true;
+        }
+        // Buffers are then as long as they are without the tokens that were forgotten.
+        cache.truncate(tokens).and_then(|()| copy_of(cache)).and_then(|state| cache.restore(state)).is_ok()
+    }
+
+    /// Copies the cache if it is to be kept at its length. A copy that fails is only missing.
+    fn keep(&mut self) {
+        let tokens = self.cache.seq_len();
+        if let Some(at) = self.keeps.iter().position(|&keep| keep == tokens) {
+            self.keeps.swap_remove(at);
+            let rewinds = self.cache.rewind_point(1) == 1;
+            self.kept.extend(copy_of(&self.cache).ok().map(|state| Kept { tokens, state, rewinds }));
+        }
     }
 
     /// Whether the cache holds all that was fed.
@@ -235,6 +265,7 @@ impl<'a> Feeder<'a> {
             piece.horizon = began.iter().zip(&batch.skip).map(|(began, skip)| began + len - skip).collect();
             match self.feed(piece) {
                 Ok(logits) => {
+                    self.keep();
                     if let Some(logits) = left.fed(next, logits) {
                         return Ok(logits);
                     }
@@ -244,6 +275,8 @@ impl<'a> Feeder<'a> {
                     read_back::yield_now().await;
                 }
                 Err(error) if self.can_answer(&error) => {
+                    // The chunks are not those of other prompts any more.
+                    self.keeps.clear();
                     if self.cache.is_poisoned() {
                         if began.iter().any(|&began| began > 0) {
                             return Err(error);
@@ -399,6 +432,14 @@ impl<'a> Feeder<'a> {
         self.unseen = (!remembered).then_some(Unseen { tokens, skip });
         Ok(logits)
     }
+}
+
+/// A copy in host memory. In a browser, nothing can wait for it.
+fn copy_of(cache: &ModelCache) -> Result<CacheState> {
+    #[cfg(not(target_family = "wasm"))]
+    return cache.save();
+    #[cfg(target_family = "wasm")]
+    return Err(Error::Execution(format!("a cache of {} blocks is not copied here", cache.blocks())));
 }
 
 /// Tokens that were fed to a cache that remembers nothing.

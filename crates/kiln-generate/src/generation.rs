@@ -30,7 +30,7 @@ use kiln_core::{
     Error, Result,
     batch::Batch,
     model::{CausalModel, TokenId},
-    model_cache::ModelCache,
+    model_cache::{CacheState, ModelCache},
     read_back,
 };
 
@@ -53,6 +53,7 @@ use self::{
 use crate::{
     cache_handle::CacheHandle,
     completion::Completion,
+    engine::{Kept, Scope},
     feeder::checked_chunk,
     grammar::Matcher,
     sampler::Sampler,
@@ -353,6 +354,44 @@ impl Generation<'_> {
             && self.rows.delivered > 0
             && matches!(self.search, Search::EachRow(_))
             && self.runner.can_join()
+    }
+
+    /// The prompt, and the scope in which it may begin with another one's cache; `None` if it may not, or is
+    /// under way.
+    pub(crate) fn sharable_prompt(&self) -> Option<(Scope, Vec<TokenId>)> {
+        let is_one = matches!(&self.rows.list[..], [row] if row.left_pad == 0) && self.rows.complete;
+        let may = is_one && matches!(self.search, Search::EachRow(_)) && self.runner.is_unfed();
+        self.prefix_scope().filter(|_| may && self.rows.delivered == 0)
+    }
+
+    /// The prompt, and its scope.
+    pub(crate) fn prefix_scope(&self) -> Option<(Scope, Vec<TokenId>)> {
+        let Options { prefix_scope: Some(name), prefill_chunk: Some(chunk), .. } = &self.options else {
+            return None;
+        };
+        let row = self.rows.list.first()?;
+        Some((Scope { name: name.clone(), chunk: *chunk }, row.ids.get(..row.prompt)?.to_vec()))
+    }
+
+    /// Begins with a cache that holds at least the first `tokens` tokens of the prompt. Returns whether that
+    /// is possible; nothing has changed otherwise.
+    pub(crate) fn begin_after(&mut self, tokens: usize, state: CacheState) -> bool {
+        if !self.runner.begin_after(tokens, state, &self.rows, &self.options) {
+            return false;
+        }
+        let stats = &mut self.recorder.stats;
+        (stats.prompt_tokens, stats.reused) = (stats.prompt_tokens - tokens, tokens);
+        true
+    }
+
+    /// Copies the cache whenever it holds one of these numbers of tokens of the prompt.
+    pub(crate) fn keep_beginnings(&mut self, tokens: Vec<usize>) {
+        self.runner.feeder.keeps = tokens;
+    }
+
+    /// Takes the copies.
+    pub(crate) fn take_beginnings(&mut self) -> Vec<Kept> {
+        std::mem::take(&mut self.runner.feeder.kept)
     }
 
     /// Number of rows that a pass of this generation has.

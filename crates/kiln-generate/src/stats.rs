@@ -11,6 +11,8 @@ pub struct Stats {
     pub rows: usize,
     /// Number of tokens of all rows that were fed before the first was chosen, without padding.
     pub prompt_tokens: usize,
+    /// Number of tokens of the prompt that an engine had in the cache of another one, and that were not fed.
+    pub reused: usize,
     /// Number of tokens of all rows that were chosen, including those that end a row.
     pub generated: usize,
     /// Number of tokens of all rows that assisted decoding drafted, and number of those that were accepted.

@@ -315,6 +315,17 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Lets an [engine](Model::engine) that keeps prefixes ([`Engine::with_prefixes`](crate::Engine::with_prefixes))
+    /// begin with the cache of an earlier prompt of the same name, if both begin alike. Prompts of users who
+    /// must not notice each other's, by the time that they take, have different names. Default: nothing is
+    /// shared.
+    ///
+    /// Bits stay the same for the same [`prefill_chunk`](Self::prefill_chunk): beginnings end at multiples of it.
+    pub fn prefix_scope(mut self, name: impl Into<String>) -> Self {
+        self.options.prefix_scope = Some(name.into());
+        self
+    }
+
     /// Whether the decode step is captured once and replayed, if the device supports it. Default: true.
     pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
         self.options.compile = compile.into().unwrap_or(true);

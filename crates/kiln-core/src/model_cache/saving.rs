@@ -23,6 +23,14 @@ pub struct CacheState {
     pub layers: Vec<LayerState>,
 }
 
+impl CacheState {
+    /// Number of bytes of all tensors.
+    pub fn bytes(&self) -> usize {
+        let slots = self.layers.iter().flat_map(|layer| &layer.slots);
+        slots.flatten().map(|tensor| tensor.bytes().len()).sum()
+    }
+}
+
 impl ModelCache {
     /// Copies the keys and values of every attention block, `[batch, heads, tokens, width]`, one token
     /// after the other: transformers' legacy format. Keys are rotated as they are held; layers that hold

@@ -23,6 +23,10 @@ pub struct Options {
     /// Whether the decode step is captured once and replayed, if the device has graphs and as long as the
     /// buffers of the cache stay the same. The tokens do not change.
     pub compile: bool,
+    /// The scope within which an engine may begin this prompt with the cache of another one
+    /// ([`Engine::with_prefixes`](crate::Engine::with_prefixes)): the same model and strategies of the cache,
+    /// and users who may notice each other's prompts by their time; `None`: none.
+    pub prefix_scope: Option<String>,
     /// The answer to an error of memory; `None`: the generation ends with the error.
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
     /// The grammar that every text must match, compiled and at the beginning of a text. Scores are then

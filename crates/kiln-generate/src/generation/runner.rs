@@ -8,7 +8,7 @@ use kiln_core::{
     batch::Batch,
     device_state::DeviceState,
     model::{CausalModel, TokenId},
-    model_cache::ModelCache,
+    model_cache::{CacheState, ModelCache},
     read_back::{self, ReadBack},
 };
 
@@ -339,6 +339,36 @@ impl Runner<'_> {
     /// The answer to an error of memory, which the engine may keep for itself.
     pub(crate) fn oom_policy_mut(&mut self) -> &mut Option<Arc<dyn OomPolicy>> {
         &mut self.feeder.oom_policy
+    }
+
+    /// Whether a prompt is fed next, to an empty cache and nothing else.
+    pub(super) fn is_unfed(&self) -> bool {
+        self.guidance.is_none()
+            && self.feeder.features.is_none()
+            && self.feeder.cache.rows().is_none()
+            && matches!(self.feeder.wanted, Wanted::Last)
+            && matches!(self.next, Next::Prompt(_))
+    }
+
+    /// Fills the empty cache with `state`, keeps the first `tokens` tokens of it, and feeds the rest of the
+    /// prompt next. Returns whether that was possible.
+    pub(super) fn begin_after(
+        &mut self,
+        tokens: usize,
+        state: CacheState,
+        rows: &Rows,
+        options: &Options,
+    ) -> bool {
+        let Next::Prompt(batch) = &self.next else { return false };
+        let rest = batch.slice(tokens..batch.len());
+        let filled = self.feeder.fill(tokens, state) && self.reserve(rows, options).is_ok();
+        if !filled {
+            self.feeder.cache.discard();
+            _ = self.reserve(rows, options);
+            return false;
+        }
+        self.next = Next::Prompt(rest);
+        true
     }
 
     /// Empties the cache. [`Generation::resume`](super::Generation::resume) fills it again.

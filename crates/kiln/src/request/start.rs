@@ -35,6 +35,7 @@ impl<'a> Request<'a> {
         let tokenizer = model.tokenizer().ok().cloned();
         let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
         let config = config.merged_over(model.generation_config());
+        let mut prefix_scope = options.prefix_scope.clone();
         // All options, for `rows` rows of `tokens` tokens each in `cache`.
         let complete = |cache: &ModelCache, rows: usize, tokens: usize| -> Result<Options> {
             let config = match &ending {
@@ -62,7 +63,11 @@ impl<'a> Request<'a> {
             Ok(options)
         };
         let cache: CacheHandle<'a> = match memory {
-            Memory::Own(plan) => model.cache(plan.as_ref().unwrap_or(model.plan()))?.into(),
+            Memory::Own(plan) => {
+                let plan = plan.as_ref().unwrap_or(model.plan());
+                prefix_scope = prefix_scope.map(|name| format!("{plan} {name}"));
+                model.cache(plan)?.into()
+            }
             Memory::Cache(cache) => cache,
             Memory::Sequence(sequence) => {
                 let rows = prompt.rows(&model, sequence.cache(), false)?;
@@ -83,6 +88,7 @@ impl<'a> Request<'a> {
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let options = complete(&cache, rows.len(), longest(&rows) + cache.seq_len())?;
+        let options = Options { prefix_scope: prefix_scope.filter(|_| cache.rows().is_none()), ..options };
         let batch = Batch { features, ..model.batch(&rows, &options.settings, &cache)? };
         let generation = Generation::new(model.causal().clone(), cache, batch, rows, options)?;
         let generation = drafted(generation, &model, draft)?;

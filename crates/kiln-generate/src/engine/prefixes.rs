@@ -1,0 +1,129 @@
+//! Caches of the beginnings of prompts, so that a prompt that begins like an earlier one is computed from
+//! there.
+//!
+//! Prompts are cut into chunks at multiples of the same number of tokens, and a beginning ends at such a
+//! multiple. The rest of a prompt is then computed in the passes that it has without the beginning, so that
+//! every bit stays the same. Copies are in host memory, in the form in which caches are saved: any strategy
+//! has it, and what continues a copy shares nothing with it.
+
+use kiln_core::{model::TokenId, model_cache::CacheState};
+
+use crate::generation::Generation;
+
+/// Number of stored beginnings that are tried for a prompt. A cache that cannot return to the common part of
+/// one may be able to with another.
+const TRIES: usize = 3;
+
+/// Stored beginnings, the latest used last.
+#[derive(Debug, Default)]
+pub(super) struct Prefixes {
+    /// The most bytes of all copies.
+    limit: usize,
+    stored: Vec<Stored>,
+}
+
+#[derive(Debug)]
+struct Stored {
+    scope: Scope,
+    tokens: Vec<TokenId>,
+    state: CacheState,
+    bytes: usize,
+    /// Whether the cache can return to any earlier length.
+    rewinds: bool,
+}
+
+/// The prompts that may share beginnings: those of one [scope](crate::Options::prefix_scope), cut into chunks
+/// of the same size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scope {
+    pub(crate) name: String,
+    /// Number of tokens of a chunk.
+    pub(crate) chunk: usize,
+}
+
+/// A copy of a cache that held the first tokens of a prompt.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) tokens: usize,
+    pub(crate) state: CacheState,
+    pub(crate) rewinds: bool,
+}
+
+impl Prefixes {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, stored: Vec::new() }
+    }
+
+    /// Prepares a generation whose prompt is computed next: gives its cache the longest beginning that is
+    /// stored, and lets it keep what is worth storing.
+    pub(super) fn begin(&mut self, generation: &mut Generation<'static>) {
+        let Some((scope, prompt)) = generation.sharable_prompt() else { return };
+        // The last token is always fed, because its output is needed.
+        let grid = |tokens: usize| tokens - tokens % scope.chunk;
+        let end = grid(prompt.len().saturating_sub(1));
+        let common = |stored: &Stored| {
+            let same = stored.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+            grid(same).min(end)
+        };
+        let mut found: Vec<(usize, usize)> = (0..self.stored.len())
+            .filter(|&at| self.stored[at].scope == scope)
+            .map(|at| (common(&self.stored[at]), at))
+            .filter(|&(tokens, _)| tokens > 0)
+            .collect();
+        // The longest first; of equally long ones, one that ends there.
+        found.sort_by_key(|&(tokens, at)| (std::cmp::Reverse(tokens), self.stored[at].tokens.len(), at));
+        let branch = found.first().map_or(0, |&(tokens, _)| tokens);
+        let used = found.iter().take(TRIES).find(|&&(tokens, at)| {
+            let stored = &self.stored[at];
+            (stored.rewinds || stored.tokens.len() == tokens)
+                && generation.begin_after(tokens, stored.state.clone())
+        });
+        let reused = used.map_or(0, |&(tokens, _)| tokens);
+        if let Some(&(_, at)) = used {
+            let stored = self.stored.remove(at);
+            self.stored.push(stored);
+        }
+        // Where prompts part, others will part, too.
+        let mut keeps = vec![branch, end];
+        keeps.retain(|&tokens| tokens > reused);
+        keeps.dedup();
+        generation.keep_beginnings(keeps);
+    }
+
+    /// Stores what a generation kept of its prompt.
+    pub(super) fn store(&mut self, generation: &mut Generation<'static>) {
+        let kept = generation.take_beginnings();
+        let Some((scope, prompt)) = generation.prefix_scope().filter(|_| !kept.is_empty()) else { return };
+        for Kept { tokens, state, rewinds } in kept {
+            let (Some(tokens), bytes) = (prompt.get(..tokens), state.bytes()) else { continue };
+            // A longer one that can return to a shorter one takes its place.
+            self.stored.retain(|old| {
+                let is_part =
+                    tokens.starts_with(&old.tokens) && (rewinds || old.tokens.len() == tokens.len());
+                !(old.scope == scope && is_part)
+            });
+            if bytes > self.limit {
+                continue;
+            }
+            self.stored.push(Stored { scope: scope.clone(), tokens: tokens.to_vec(), state, bytes, rewinds });
+        }
+        self.shrink(self.limit);
+    }
+
+    /// Number of bytes of all copies.
+    pub(super) fn bytes(&self) -> usize {
+        self.stored.iter().map(|stored| stored.bytes).sum()
+    }
+
+    /// Drops those whose last use is longest ago, until all take at most `bytes`.
+    fn shrink(&mut self, bytes: usize) {
+        let mut held = self.bytes();
+        let dropped = self.stored.iter().take_while(|stored| {
+            let drops = held > bytes;
+            held -= if drops { stored.bytes } else { 0 };
+            drops
+        });
+        let dropped = dropped.count();
+        self.stored.drain(..dropped);
+    }
+}
