@@ -33,7 +33,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for event in block_on(engine.step()) {
             match event {
                 Event::Output(id, piece) => {
-                    texts.iter_mut().filter(|(of, _)| *of == id).for_each(|(_, text)| text.push_str(&piece));
+                    texts
+                        .iter_mut()
+                        .filter(|(of, _)| *of == id)
+                        .for_each(|(_, text)| text.push_str(&piece.text));
                 }
                 Event::Ended(id, text) => {
                     println!("{id:?} has {} tokens: {:?}", text.stats().generated, text.stop_reason());

@@ -25,6 +25,11 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
+/// Parses a number of bytes, or `none`.
+pub(crate) fn size_or_none(text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(0) } else { size(text) }
+}
+
 /// Parses a number of tokens, where 0 means all.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     text.parse()

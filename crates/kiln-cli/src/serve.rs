@@ -10,6 +10,7 @@ use crate::{
     interrupt::Interruptible,
     load,
     output::{Failure, Result, note},
+    parse,
     place::PlaceArgs,
 };
 
@@ -56,6 +57,15 @@ pub(crate) struct ServeArgs {
     /// KV cache of each request, as for `kiln run` [default: the model's, else dynamic]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     cache: Option<String>,
+    /// Another KV cache that a request may ask for; may be given several times
+    #[arg(long, value_name = "NAME[:KEY=VALUE,..]")]
+    allow_cache: Vec<String>,
+    /// Tokens of a prompt in a pass, between the passes of answers [default: 128 on the CPU, 256 on a GPU]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    prefill_chunk: Option<usize>,
+    /// Memory for caches of the beginnings of prompts, which later prompts begin with; `none`: none are kept
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse::size_or_none)]
+    prefix_memory: u64,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -63,6 +73,7 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     // Errors in the arguments are reported before the model is loaded.
     let plan = args.cache.as_deref().map(Plan::named).transpose()?;
+    let plans = args.allow_cache.iter().map(|cache| Plan::named(cache)).collect::<kiln::Result<_>>()?;
     let keys = args.keys()?;
     if args.rows == 0 {
         return Err(Error::Setting { name: "rows", why: "is 0, must be at least 1".to_owned() }.into());
@@ -92,6 +103,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         keys,
         origins: args.cors.clone(),
         plan,
+        plans,
+        prefill_chunk: args.prefill_chunk,
+        prefix_bytes: usize::try_from(args.prefix_memory).unwrap_or(usize::MAX),
         template,
         pooling: args.pooling,
         drain: Duration::from_secs(args.drain),
@@ -100,7 +114,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let name = options.name.clone();
     let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
     let server = Server::new(model, options, &format!("{host}:{}", args.port))?;
-    note(format_args!("{name} at http://{}/v1; Ctrl-C ends", server.address()));
+    let address = server.address();
+    note(format_args!("{name} at http://{address}/v1, and a chat at http://{address}; Ctrl-C ends"));
     let interruptible = Interruptible::begin();
     server.run(|| interruptible.came()).map_err(|e| Failure::Output("the network", e))?;
     Ok(ExitCode::SUCCESS)

@@ -171,8 +171,8 @@ impl<T: Generating> Engine<T> {
         })
     }
 
-    /// Keeps copies of caches, of up to `bytes` bytes in host memory: a prompt that begins like an earlier one
-    /// of the same [`prefix_scope`](crate::Options::prefix_scope) is computed from there. No bit changes.
+    /// Keeps copies of caches, of up to `bytes` bytes in host memory: a prompt that begins like an earlier
+    /// one of the same [`prefix_scope`](crate::Options::prefix_scope) is computed from there. No bit changes.
     #[must_use]
     pub fn with_prefixes(self, bytes: usize) -> Self {
         Self { prefixes: (bytes > 0).then(|| Prefixes::new(bytes)), ..self }
@@ -225,6 +225,11 @@ impl<T: Generating> Engine<T> {
     /// Number of generations that wait for others to end.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Number of bytes that the caches of shared passes hold on devices.
+    pub fn cache_bytes(&self) -> usize {
+        self.together.device_bytes()
     }
 
     /// Number of rows that are being computed.

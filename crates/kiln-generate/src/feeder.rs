@@ -133,8 +133,8 @@ impl<'a> Feeder<'a> {
         self.capture &= !std::mem::take(&mut self.lost);
     }
 
-    /// Fills the empty cache with `state`, and keeps the first `tokens` tokens of it. Returns whether that was
-    /// possible; if not, the contents of the cache cannot be used.
+    /// Fills the empty cache with `state`, and keeps the first `tokens` tokens of it. Returns whether that
+    /// was possible; if not, the contents of the cache cannot be used.
     pub(crate) fn fill(&mut self, tokens: usize, state: CacheState) -> bool {
         let cache = &mut *self.cache;
         if cache.restore(state).is_err() || cache.rewind_point(tokens) != tokens {

@@ -16,7 +16,6 @@ pub enum Use {
 }
 use Use::{Accepted, Honoured, Refused};
 
-const LOGPROBS: Use = Refused("log-probabilities are not returned yet", Some("0"));
 const TOOLS: Use = Refused("calls of tools are not read out of answers yet", None);
 const ONE_TEXT: Use = Refused("this server answers with text alone", None);
 
@@ -40,6 +39,9 @@ pub const COMMON: &[(&str, Use)] = &[
     ("frequency_penalty", Honoured),
     ("repetition_penalty", Honoured),
     ("logit_bias", Honoured),
+    ("logprobs", Honoured),
+    ("cache_salt", Honoured),
+    ("kiln", Honoured),
     ("user", Accepted),
 ];
 
@@ -60,8 +62,7 @@ pub const CHAT: &[(&str, Use)] = &[
     ("moderation", Refused("nothing is moderated here; leave it out", None)),
     ("service_tier", Refused("there is one tier; leave it out", Some("\"auto\""))),
     ("store", Refused("answers are not stored; leave it out", None)),
-    ("logprobs", LOGPROBS),
-    ("top_logprobs", LOGPROBS),
+    ("top_logprobs", Honoured),
     ("tools", TOOLS),
     ("tool_choice", Refused("calls of tools are not read out of answers yet", Some("\"none\""))),
     ("parallel_tool_calls", TOOLS),
@@ -80,7 +81,6 @@ pub const COMPLETIONS: &[(&str, Use)] = &[
     ("prompt", Honoured),
     ("echo", Honoured),
     ("best_of", Refused("the best of several texts is not chosen; use `n`", Some("1"))),
-    ("logprobs", LOGPROBS),
     ("suffix", Refused("texts are not filled in; leave it out", None)),
 ];
 
@@ -147,12 +147,13 @@ mod tests {
         };
         assert_eq!(refused(json!({ "messages": [], "user": "me", "seed": null })), Ok(1));
         assert_eq!(
-            refused(json!({ "store": false, "tools": [], "modalities": ["text"], "logprobs": false })),
+            refused(json!({ "store": false, "tools": [], "modalities": ["text"], "functions": [] })),
             Ok(0)
         );
         let (param, message) = refused(json!({ "temprature": 1 })).unwrap_err();
         assert_eq!((param.as_str(), message.contains("`temperature`")), ("temprature", true), "{message}");
-        for body in [json!({ "logprobs": true }), json!({ "store": true }), json!({ "service_tier": "flex" })]
+        for body in
+            [json!({ "verbosity": "low" }), json!({ "store": true }), json!({ "service_tier": "flex" })]
         {
             let name = body.as_object().unwrap().keys().next().unwrap().clone();
             assert_eq!(refused(body).unwrap_err().0, name);

@@ -10,11 +10,18 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::error::ApiError;
 
 type Hash = [u8; 32];
+
+/// The key of a request: its number among those of the server; `None` if no key is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(pub(crate) Option<u64>);
+
+/// Addresses that need no key: whether the server is well, and the page, which asks for the key itself.
+const OPEN: [&str; 4] = ["/health", "/", "/page.css", "/page.js"];
 
 /// The rules of a server.
 #[derive(Debug)]
@@ -34,7 +41,7 @@ impl Guard {
         Self { keys: keys.iter().map(|key| hash(key)).collect(), hosts, origins }
     }
 
-    fn check(&self, request: &Request) -> Result<(), ApiError> {
+    fn check(&self, request: &Request) -> Result<Key, ApiError> {
         let headers = request.headers();
         let host = text(headers, header::HOST).or_else(|| request.uri().host());
         if let Some(hosts) = &self.hosts
@@ -49,9 +56,8 @@ impl Guard {
             let message = format!("pages of {origin} may not ask; `--cors` allows an origin");
             return Err(ApiError::new(StatusCode::FORBIDDEN, message));
         }
-        if request.method() != Method::OPTIONS && request.uri().path() != "/health" {
-            self.check_key(headers)?;
-        }
+        let is_open = request.method() == Method::OPTIONS || OPEN.contains(&request.uri().path());
+        let key = if is_open { Key(None) } else { self.check_key(headers)? };
         let is_json = text(headers, header::CONTENT_TYPE).is_some_and(|kind| {
             kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
         });
@@ -59,19 +65,22 @@ impl Guard {
             let message = "the body must be of type application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
-        Ok(())
+        Ok(key)
     }
 
-    fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check_key(&self, headers: &HeaderMap) -> Result<Key, ApiError> {
         if self.keys.is_empty() {
-            return Ok(());
+            return Ok(Key(None));
         }
         let given = text(headers, header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
         let given = hash(given.unwrap_or_default().trim());
         // All keys are compared, each in the same time.
-        let found = self.keys.iter().fold(0, |found, key| found | key.ct_eq(&given).unwrap_u8());
-        if found == 1 {
-            return Ok(());
+        let found =
+            self.keys.iter().zip(1..).fold(0u64, |found, (key, number)| {
+                u64::conditional_select(&found, &number, key.ct_eq(&given))
+            });
+        if found > 0 {
+            return Ok(Key(Some(found)));
         }
         Err(ApiError {
             code: Some("invalid_api_key"),
@@ -90,14 +99,17 @@ impl Guard {
     }
 }
 
-pub(crate) async fn guard(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let origin = text(request.headers(), header::ORIGIN)
         .filter(|origin| guard.allows(origin))
         .and_then(|origin| HeaderValue::from_str(origin).ok());
     let mut response = match guard.check(&request) {
         Err(error) => error.into_response(),
-        Ok(()) if request.method() == Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
-        Ok(()) => next.run(request).await,
+        Ok(_) if request.method() == Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+        Ok(key) => {
+            request.extensions_mut().insert(key);
+            next.run(request).await
+        }
     };
     if let Some(origin) = origin {
         let headers = response.headers_mut();

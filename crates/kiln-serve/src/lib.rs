@@ -11,6 +11,7 @@ mod api;
 mod error;
 pub mod fields;
 mod guard;
+mod metrics;
 mod worker;
 
 use std::{
@@ -26,12 +27,13 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result};
+use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, device::DeviceClass};
 use tokio::{sync::Semaphore, time};
 
 use crate::{
     api::Shared,
     guard::{Guard, guard, is_loopback},
+    metrics::Metrics,
     worker::Worker,
 };
 
@@ -64,6 +66,13 @@ pub struct ServeOptions {
     pub origins: Vec<String>,
     /// The kind of cache of each request. Default: the one that the folder asks for.
     pub plan: Option<Plan>,
+    /// Other kinds of caches that a request may ask for.
+    pub plans: Vec<Plan>,
+    /// Number of tokens of a prompt in a pass, between the passes of answers. Default: 128 on the CPU, 256 on
+    /// a GPU.
+    pub prefill_chunk: Option<usize>,
+    /// The most bytes of host memory for caches of the beginnings of prompts; 0: none are kept.
+    pub prefix_bytes: usize,
     /// The chat template. Default: the model's, else ChatML.
     pub template: Option<ChatTemplate>,
     /// How embeddings are made of the vectors of tokens. Default: as the model's folder says.
@@ -82,6 +91,9 @@ impl ServeOptions {
             keys: Vec::new(),
             origins: Vec::new(),
             plan: None,
+            plans: Vec::new(),
+            prefill_chunk: None,
+            prefix_bytes: 1 << 30,
             template: None,
             pooling: None,
             drain: Duration::from_secs(30),
@@ -137,8 +149,14 @@ impl Server {
             hosts
         });
         let rules = Arc::new(Guard::new(&options.keys, hosts, options.origins));
+        let metrics = Metrics::new(&options.name);
+        let ServeOptions { rows, queue, prefix_bytes, .. } = options;
+        let default_chunk = if model.opened().info.class == DeviceClass::Cpu { 128 } else { 256 };
         let shared = Shared {
-            worker: Worker::start(model.clone(), options.rows, options.queue)?,
+            worker: Worker::start(model.clone(), rows, queue, prefix_bytes, metrics)?,
+            rows,
+            plans: options.plans,
+            chunk: options.prefill_chunk.unwrap_or(default_chunk),
             model,
             name: options.name,
             template: options.template,

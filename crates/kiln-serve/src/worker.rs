@@ -15,12 +15,12 @@ use std::{
 
 use axum::http::StatusCode;
 use kiln::{
-    Engine, Error, Event, GeneratedText, Model, RequestId, Result, Stats, StopReason,
+    Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Stats, StopReason,
     expert::read_back::block_on,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::error::ApiError;
+use crate::{error::ApiError, metrics::Metrics};
 
 /// Number of events that a reader may be behind before its request is cancelled.
 const BEHIND: usize = 1024;
@@ -30,7 +30,7 @@ const BEHIND: usize = 1024;
 pub(crate) enum Told {
     /// The settings are possible, and the choice waits for its first token.
     Accepted,
-    Piece(String),
+    Piece(Piece),
     Ended(StopReason, Stats),
     Failed(ApiError),
 }
@@ -60,6 +60,8 @@ struct Running {
     choice: usize,
     reader: mpsc::Sender<(usize, Told)>,
     begun: Instant,
+    /// When the latest piece came.
+    told: Option<Instant>,
     /// The place among the requests that the server takes at once.
     _place: OwnedSemaphorePermit,
 }
@@ -70,13 +72,19 @@ pub(crate) struct Worker {
     work: blocking::Sender<Work>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
+    pub(crate) metrics: Metrics,
 }
 
 /// Counts for `/health` and for the time after which a client may come again.
 #[derive(Debug)]
 pub(crate) struct Counts {
     rows: usize,
+    /// Number of requests that the engine has, and of those that wait in it for others to end.
     running: AtomicUsize,
+    waiting: AtomicUsize,
+    /// Bytes of caches on devices, and of caches of beginnings of prompts in host memory.
+    cache_bytes: AtomicUsize,
+    prefix_bytes: AtomicUsize,
     /// Whether the thread has panicked.
     failed: AtomicBool,
     /// Mean time of a choice, in milliseconds, in which recent ones count more.
@@ -85,21 +93,31 @@ pub(crate) struct Counts {
 
 impl Worker {
     /// Starts the thread. `rows`: the most choices that are computed at once; `queue`: the most that wait.
-    pub(crate) fn start(model: Model, rows: usize, queue: usize) -> Result<Self> {
-        let engine = model.engine(rows)?;
+    /// `prefix_bytes`: the most bytes of caches of the beginnings of prompts.
+    pub(crate) fn start(
+        model: Model,
+        rows: usize,
+        queue: usize,
+        prefix_bytes: usize,
+        metrics: Metrics,
+    ) -> Result<Self> {
+        let engine = model.engine(rows)?.with_prefixes(prefix_bytes);
         let counts = Counts {
             rows,
             running: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            cache_bytes: AtomicUsize::new(0),
+            prefix_bytes: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             milliseconds: AtomicU64::new(1000),
         };
         let counts = Arc::new(counts);
         let (work, queued) = blocking::channel();
         let places = Arc::new(Semaphore::new(rows + queue));
-        let own = counts.clone();
+        let (own, told) = (counts.clone(), metrics.clone());
         let run = move || {
             let mut readers = HashMap::new();
-            let turns = || turns(&model, engine, &queued, &mut readers, &own);
+            let turns = || turns(&model, engine, &queued, &mut readers, &own, &told);
             if catch_unwind(AssertUnwindSafe(turns)).is_err() {
                 own.failed.store(true, Ordering::Relaxed);
                 for running in readers.into_values() {
@@ -109,7 +127,7 @@ impl Worker {
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(run);
         thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
-        Ok(Self { work, places, counts })
+        Ok(Self { work, places, counts, metrics })
     }
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
@@ -157,6 +175,16 @@ impl Worker {
         self.counts.running.load(Ordering::Relaxed)
     }
 
+    /// Number of running requests that wait for others to end.
+    pub(crate) fn waiting(&self) -> usize {
+        self.counts.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Number of bytes of the caches of answers on devices, and of the beginnings of prompts in host memory.
+    pub(crate) fn cache_bytes(&self) -> [usize; 2] {
+        [&self.counts.cache_bytes, &self.counts.prefix_bytes].map(|bytes| bytes.load(Ordering::Relaxed))
+    }
+
     fn busy(&self) -> ApiError {
         let mean = Duration::from_millis(self.counts.milliseconds.load(Ordering::Relaxed));
         let ahead = self.running().div_ceil(self.counts.rows) as u32;
@@ -179,6 +207,7 @@ fn turns(
     queued: &blocking::Receiver<Work>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
+    metrics: &Metrics,
 ) {
     loop {
         if engine.is_idle() {
@@ -196,12 +225,21 @@ fn turns(
             readers.remove(&id);
             engine.cancel(id);
         }
-        counts.running.store(readers.len(), Ordering::Relaxed);
+        observe(&engine, readers.len(), counts, metrics);
         for event in block_on(engine.step()) {
-            tell(event, &mut engine, readers, counts);
+            tell(event, &mut engine, readers, counts, metrics);
         }
-        counts.running.store(readers.len(), Ordering::Relaxed);
+        observe(&engine, readers.len(), counts, metrics);
     }
+}
+
+/// Counts what the engine has.
+fn observe(engine: &Engine<GeneratedText<'static>>, running: usize, counts: &Counts, metrics: &Metrics) {
+    counts.running.store(running, Ordering::Relaxed);
+    counts.waiting.store(engine.waiting(), Ordering::Relaxed);
+    counts.cache_bytes.store(engine.cache_bytes(), Ordering::Relaxed);
+    counts.prefix_bytes.store(engine.prefix_bytes(), Ordering::Relaxed);
+    metrics.observe(running.saturating_sub(engine.waiting()), engine.waiting(), counts.rows);
 }
 
 fn take(
@@ -229,7 +267,7 @@ fn begin(
     match make(model).and_then(|text| engine.submit(text)) {
         Ok(id) => {
             _ = reader.try_send((choice, Told::Accepted));
-            readers.insert(id, Running { choice, reader, begun: Instant::now(), _place: place });
+            readers.insert(id, Running { choice, reader, begun: Instant::now(), told: None, _place: place });
         }
         Err(error) => _ = reader.try_send((choice, Told::Failed(error.into()))),
     }
@@ -240,6 +278,7 @@ fn tell(
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
+    metrics: &Metrics,
 ) {
     let (id, told) = match event {
         Event::Output(id, piece) => (id, Told::Piece(piece)),
@@ -248,7 +287,18 @@ fn tell(
         }
         Event::Failed(id, _, error) => (id, Told::Failed(error.into())),
     };
-    let Some(running) = readers.get(&id) else { return };
+    let Some(running) = readers.get_mut(&id) else { return };
+    match &told {
+        Told::Piece(_) => {
+            let now = Instant::now();
+            match running.told.replace(now) {
+                None => metrics.first_token(now - running.begun),
+                Some(before) => metrics.next_token(now - before),
+            }
+        }
+        Told::Ended(reason, stats) => metrics.ended(*reason, stats, running.begun.elapsed()),
+        Told::Accepted | Told::Failed(_) => {}
+    }
     let ends = !matches!(told, Told::Piece(_));
     let is_behind = running.reader.try_send((running.choice, told)).is_err();
     if ends {
@@ -272,12 +322,12 @@ mod tests {
 
     use kiln::Model;
 
-    use super::Worker;
+    use super::{Metrics, Worker};
 
     #[test]
     fn an_engine_that_panics_is_reported_and_refuses() {
         let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
-        let worker = Worker::start(model, 1, 1).unwrap();
+        let worker = Worker::start(model, 1, 1, 0, Metrics::new("demo")).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(worker.call(|model| model.sizes().heads > 0)), Ok(true));
         assert!(!worker.has_failed());

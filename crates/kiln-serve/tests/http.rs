@@ -270,6 +270,154 @@ fn settings_change_the_answer() {
 }
 
 #[test]
+fn log_probabilities_are_those_of_the_model_alone() {
+    for model in &*MODELS {
+        let server = Running::of(model, |options| options);
+        let mut alone = model
+            .generate("ROMEO:")
+            .max_new_tokens(24)
+            .temperature(0.9)
+            .seed(5)
+            .logprobs(3)
+            .stream()
+            .unwrap();
+        let text: String = alone.by_ref().map(Result::unwrap).collect();
+        let want: Vec<_> =
+            alone.take_tokens().into_iter().map(|token| (token.id, token.logprobs.unwrap())).collect();
+        let body = completion("ROMEO:", 5, &json!({ "logprobs": 3 }));
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        let (got, all) =
+            (&choice["logprobs"], |field: &str| choice["logprobs"][field].as_array().unwrap().clone());
+        assert_eq!(choice["text"], text);
+        assert_eq!(all("tokens").iter().map(|token| token.as_str().unwrap()).collect::<String>(), text);
+        let number = |value: &Value| value.as_f64().unwrap() as f32;
+        let logprobs: Vec<f32> = all("token_logprobs").iter().map(number).collect();
+        assert_eq!(logprobs, want.iter().map(|(_, logprobs)| logprobs.chosen).collect::<Vec<_>>());
+        for (top, (_, logprobs)) in all("top_logprobs").iter().zip(&want) {
+            assert_eq!(
+                top.as_object().unwrap().values().map(number).fold(f32::MIN, f32::max),
+                logprobs.top[0].1
+            );
+        }
+        assert_eq!((&got["text_offset"][0], all("text_offset").len()), (&json!(0), want.len()));
+
+        // In a chat, streamed, with a sum of probabilities of at most 1.
+        let body = json!({
+            "model": "demo", "messages": [{ "role": "user", "content": "What news?" }], "max_tokens": 9,
+            "logprobs": true, "top_logprobs": 5, "stream": true, "temperature": 0,
+        });
+        let events = server.events("/v1/chat/completions", &body);
+        let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        let entries: Vec<Value> = chunks
+            .flat_map(|chunk| {
+                chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default()
+            })
+            .collect();
+        assert_eq!(entries.len(), 9);
+        for entry in entries {
+            let top = entry["top_logprobs"].as_array().unwrap();
+            assert_eq!(
+                (top.len(), &top[0]["logprob"], &top[0]["bytes"]),
+                (5, &entry["logprob"], &entry["bytes"])
+            );
+            assert!(top.iter().map(|one| number(&one["logprob"]).exp()).sum::<f32>() <= 1.0001);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_begins_like_an_earlier_one_is_computed_from_there_with_the_same_bits() {
+    const CHUNK: usize = 16;
+    for model in &*MODELS {
+        let change = |options| ServeOptions {
+            prefill_chunk: Some(CHUNK),
+            plans: vec![kiln::Plan::named("quantized:nbits=4").unwrap()],
+            keys: vec!["one".to_owned(), "two".to_owned()],
+            ..options
+        };
+        let server = Running::of(model, change);
+        let begin = "The Constitution of the people, and what they said in Rome. ".repeat(2);
+        let ask = |key: &str, end: &str, extra: Value| {
+            let body = completion(&format!("{begin}{end}"), 1, &extra).to_string();
+            let head = format!(
+                "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nauthorization: Bearer {key}",
+                server.address
+            );
+            let Reply { status, body, .. } = reply(server.send(&head, &body));
+            assert_eq!(status, 200, "{body}");
+            let answer: Value = serde_json::from_str(&body).unwrap();
+            let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() as usize;
+            (
+                answer["choices"][0].clone(),
+                cached,
+                answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize,
+            )
+        };
+        let logprobs = || json!({ "logprobs": 2 });
+        let (cold, cached, tokens) = ask("one", "ROMEO:", logprobs());
+        assert_eq!((cached, tokens), (0, model.encode(&format!("{begin}ROMEO:")).unwrap().len()));
+        let (hot, cached, again) = ask("one", "ROMEO:", logprobs());
+        assert_eq!((&hot, cached, again), (&cold, (tokens - 1) / CHUNK * CHUNK, tokens));
+        // The user of another key cannot notice; neither can the owner of one with another salt.
+        assert_eq!(ask("two", "ROMEO:", logprobs()), (cold.clone(), 0, tokens));
+        assert_eq!(ask("one", "ROMEO:", json!({ "logprobs": 2, "cache_salt": "a" })).1, 0);
+        // The common part of another prompt, in the grid of chunks, as without any.
+        let (other, cached, _) = ask("one", "JULIET: What is it?", logprobs());
+        assert!(cached > 0 && cached % CHUNK == 0, "{cached}");
+        let alone = model.generate(format!("{begin}JULIET: What is it?")).max_new_tokens(24).temperature(0.9);
+        assert_eq!(other["text"], alone.seed(1).prefill_chunk(CHUNK).text().unwrap());
+        // Caches of another kind share nothing with these.
+        let quantized = || json!({ "logprobs": 2, "kiln": { "cache": "quantized:nbits=4" } });
+        let (cold, cached, _) = ask("one", "ROMEO:", quantized());
+        assert_eq!(cached, 0);
+        let (hot, cached, _) = ask("one", "ROMEO:", quantized());
+        assert!(cached > 0 && hot == cold, "{cached}");
+    }
+}
+
+#[test]
+fn the_page_and_the_metrics_are_there_and_count() {
+    let plans = vec![kiln::Plan::named("sliding").unwrap()];
+    let server = Running::new(|options| ServeOptions { plans, keys: vec!["key".to_owned()], ..options });
+    let get = |path: &str, key: &str| {
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {key}", server.address);
+        reply(server.send(&head, ""))
+    };
+    for (path, kind, part) in [
+        ("/", "text/html", "<script"),
+        ("/page.css", "text/css", "{"),
+        ("/page.js", "text/javascript", "chat/completions"),
+    ] {
+        let Reply { status, headers, body } = get(path, "none");
+        assert!(status == 200 && headers.contains(kind) && body.contains(part), "{path}: {status} {headers}");
+        assert!(headers.contains("content-security-policy: default-src 'self'"), "{headers}");
+    }
+    assert_eq!((get("/props", "none").status, get("/metrics", "none").status), (401, 401));
+    let props: Value = serde_json::from_str(&get("/props", "key").body).unwrap();
+    assert_eq!((&props["model"], &props["caches"][1]), (&json!("demo"), &json!("sliding")));
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nauthorization: Bearer key",
+        server.address
+    );
+    assert_eq!(reply(server.send(&head, &completion("The", 1, &json!({})).to_string())).status, 200);
+    let text = get("/metrics", "key").body;
+    let number = |name: &str| {
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for names in ["kiln_", "vllm:"] {
+        assert_eq!(number(&format!("{names}generation_tokens_total{{")), 24.0);
+        assert_eq!(number(&format!("{names}num_requests_running{{")), 0.0);
+        assert_eq!(number(&format!("{names}time_to_first_token_seconds_count{{")), 1.0);
+        assert_eq!(number(&format!("{names}request_success_total{{")), 1.0);
+    }
+    assert!(text.contains("finished_reason=\"length\"") && text.contains("model_name=\"demo\""), "{text}");
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let server = Running::new(|options| options);
     let completions = [
@@ -283,7 +431,11 @@ fn what_is_wrong_is_named() {
         (json!({ "model": "demo", "prompt": "a", "top_p": 7 }), 400, "top_p"),
         (json!({ "model": "demo", "prompt": "a", "max_tokens": 0 }), 400, "max_tokens"),
         (json!({ "model": "demo", "prompt": "a", "n": 0 }), 400, "n"),
-        (json!({ "model": "demo", "prompt": "a", "logprobs": 3 }), 400, "logprobs"),
+        (json!({ "model": "demo", "prompt": "a", "logprobs": 21 }), 400, "logprobs"),
+        (json!({ "model": "demo", "prompt": "a", "logprobs": true }), 400, "logprobs"),
+        (json!({ "model": "demo", "prompt": "a", "logprobs": 1, "echo": true }), 400, "logprobs"),
+        (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "sliding" } }), 400, "kiln.cache"),
+        (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "huge" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "best_of": 3 }), 400, "best_of"),
         (json!({ "model": "demo", "prompt": "a", "logit_bias": { "99999999": 1 } }), 400, "logit_bias"),
         (json!({ "model": "demo", "prompt": "a", "stop": "" }), 400, "stop"),

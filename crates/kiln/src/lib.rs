@@ -82,4 +82,4 @@ pub use quantize::quantize;
 pub use request::{Prompt, Request};
 pub use sequence::{Reuse, Sequence, Steps};
 pub use speech::{Audio, Segment, Task, Transcriber, Transcript, Transcripts, Word};
-pub use text::GeneratedText;
+pub use text::{GeneratedText, GeneratedToken, Logprobs, Piece};

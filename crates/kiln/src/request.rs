@@ -60,6 +60,8 @@ pub struct Request<'a> {
     negative_prompt: Option<Prompt>,
     /// The input of the model's encoder.
     features: Option<Tensor<3>>,
+    /// Number of the likeliest tokens whose log-probabilities a text tells.
+    logprobs: Option<usize>,
 }
 
 impl<'a> Request<'a> {
@@ -79,6 +81,7 @@ impl<'a> Request<'a> {
             answer: None,
             negative_prompt: None,
             features: None,
+            logprobs: None,
         }
     }
 
@@ -315,12 +318,12 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Lets an [engine](Model::engine) that keeps prefixes ([`Engine::with_prefixes`](crate::Engine::with_prefixes))
-    /// begin with the cache of an earlier prompt of the same name, if both begin alike. Prompts of users who
-    /// must not notice each other's, by the time that they take, have different names. Default: nothing is
-    /// shared.
+    /// Lets an [`Engine`](crate::Engine::with_prefixes) with prefixes begin with the cache of an earlier
+    /// prompt of the same name, if both begin alike. Prompts of users who must not notice each other's, by
+    /// the time that they take, have different names. Default: nothing is shared.
     ///
-    /// Bits stay the same for the same [`prefill_chunk`](Self::prefill_chunk): beginnings end at multiples of it.
+    /// Bits stay the same for the same [`prefill_chunk`](Self::prefill_chunk): beginnings end at multiples of
+    /// it.
     pub fn prefix_scope(mut self, name: impl Into<String>) -> Self {
         self.options.prefix_scope = Some(name.into());
         self
@@ -342,6 +345,27 @@ impl<'a> Request<'a> {
     /// Whether each step carries its logits, before processors. Default: false.
     pub fn keep_logits(mut self, keep: bool) -> Self {
         self.options.keep_logits = keep;
+        self
+    }
+
+    /// Lets the [tokens of a text](GeneratedText::take_tokens) have their log-probabilities, and those of the
+    /// `top` likeliest tokens of each step. Default: none.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// let mut text = model.generate("The Constitution").max_new_tokens(3).logprobs(2).temperature(0.0).stream()?;
+    /// text.by_ref().try_for_each(|piece| piece.map(drop))?;
+    /// for token in text.take_tokens() {
+    ///     let logprobs = token.logprobs.expect("they were asked for");
+    ///     // The likeliest token was chosen.
+    ///     assert_eq!(logprobs.top[0], (token.id, logprobs.chosen));
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn logprobs(mut self, top: impl Into<Option<usize>>) -> Self {
+        self.logprobs = top.into();
+        self.options.keep_logits |= self.logprobs.is_some();
         self
     }
 
@@ -381,14 +405,19 @@ impl<'a> Request<'a> {
             let why = format!("text is generated from one prompt, not from {}; use `steps`", rows.len());
             return Err(Error::Prompt { why });
         }
+        let logprobs = self.logprobs;
         let (steps, answer) = self.start(false)?;
+        if logprobs.is_some() && steps.settings().width() > 1 {
+            let why = "are told for the tokens of one sequence; leave out beams".to_owned();
+            return Err(Error::Setting { name: "logprobs", why });
+        }
         let returned = steps.settings().num_return_sequences();
         if returned > 1 {
             let why = format!("is {returned}, and a text is one sequence; leave it out here");
             return Err(Error::Setting { name: "num_return_sequences", why });
         }
         let stream = TextStream::after(tokenizer, steps.tokens(0).unwrap_or_default())?;
-        GeneratedText::new(steps, stream, answer)
+        GeneratedText::new(steps, stream, answer, logprobs)
     }
 
     /// Generates all sequences of each prompt: `num_return_sequences` of them, the best first if there is a

@@ -1,5 +1,7 @@
 //! Text from a generation, piece by piece.
 
+mod token;
+
 use std::{iter::FusedIterator, sync::Arc};
 
 use futures_util::stream::{self, Stream};
@@ -8,6 +10,7 @@ use kiln_generate::{
     Completion, Generating, Generation, Stats, Step, StopReason, StoppedText, TextStream, Tokenizer,
 };
 
+pub use self::token::{GeneratedToken, Logprobs, Piece};
 use crate::{
     chat::Answer,
     sequence::{Reuse, Steps},
@@ -23,14 +26,29 @@ pub struct GeneratedText<'a> {
     ended: Option<StopReason>,
     /// For beam search: number of tokens that were taken from the common beginning of all beams.
     agreed: usize,
+    /// The tokens that were not taken yet.
+    tokens: Vec<GeneratedToken>,
+    /// Number of the likeliest tokens whose log-probabilities are told; `None`: none are.
+    logprobs: Option<usize>,
     /// The answer of a conversation that the text is added to.
     answer: Option<Answer<'a>>,
 }
 
 impl<'a> GeneratedText<'a> {
-    pub(crate) fn new(steps: Steps<'a>, stream: TextStream, answer: Option<Answer<'a>>) -> Result<Self> {
+    pub(crate) fn new(
+        steps: Steps<'a>,
+        stream: TextStream,
+        answer: Option<Answer<'a>>,
+        logprobs: Option<usize>,
+    ) -> Result<Self> {
         let text = StoppedText::new(stream, steps.settings().stop_strings().to_vec())?;
-        Ok(Self { steps, text, ended: None, agreed: 0, answer })
+        Ok(Self { steps, text, ended: None, agreed: 0, tokens: Vec::new(), logprobs, answer })
+    }
+
+    /// Takes the tokens of the text since the last call. They may be ahead of the pieces: a piece ends with a
+    /// whole character.
+    pub fn take_tokens(&mut self) -> Vec<GeneratedToken> {
+        std::mem::take(&mut self.tokens)
     }
 
     /// Generates the next piece; `None` after the last, and after an error.
@@ -126,6 +144,11 @@ impl<'a> GeneratedText<'a> {
         if reason == Some(StopReason::EndOfText) {
             tokens.pop();
         }
+        let logits = step.logits.iter().flatten().next().filter(|_| step.parents.is_none());
+        for &id in &tokens {
+            let logprobs = self.logprobs.zip(logits).map(|(top, logits)| Logprobs::of(logits, id, top));
+            self.tokens.push(GeneratedToken { id, logprobs });
+        }
         let piece = match self.push(&tokens) {
             Ok(piece) => piece,
             Err(error) => return self.failed(error),
@@ -185,32 +208,34 @@ impl<'a> GeneratedText<'a> {
 
 /// The text of a request in an engine: a piece after each step that adds one.
 impl Generating for GeneratedText<'static> {
-    type Output = String;
+    type Output = Piece;
 
     fn generation(&mut self) -> &mut Generation<'static> {
         self.steps.generation()
     }
 
-    fn take(&mut self, step: Step) -> Result<Option<String>> {
+    fn take(&mut self, step: Step) -> Result<Option<Piece>> {
         self.steps.hold_chosen(&step);
         let piece = self.text_of(step);
         if piece.is_some() {
             self.answer_with(piece.as_ref());
         }
-        piece.transpose()
+        Ok(piece.transpose()?.map(|text| Piece { text, tokens: self.take_tokens() }))
     }
 
     fn is_over(&self) -> bool {
         self.ended.is_some()
     }
 
-    fn end(&mut self) -> Result<Option<String>> {
+    fn end(&mut self) -> Result<Option<Piece>> {
         let rest = if self.ended.is_some() { None } else { self.rest() };
         if rest.is_some() {
             self.answer_with(rest.as_ref());
         }
         self.answer_with(None);
-        rest.transpose()
+        let (text, tokens) = (rest.transpose()?, self.take_tokens());
+        let is_more = text.is_some() || !tokens.is_empty();
+        Ok(is_more.then(|| Piece { text: text.unwrap_or_default(), tokens }))
     }
 }
 

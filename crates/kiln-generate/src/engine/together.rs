@@ -47,6 +47,11 @@ impl<T: Generating> Together<T> {
         self.jobs.len()
     }
 
+    /// Number of bytes that the cache holds on devices.
+    pub(super) fn device_bytes(&self) -> usize {
+        self.feeder.as_ref().map_or(0, |feeder| feeder.cache.device_bytes())
+    }
+
     /// The generation that came last.
     pub(super) fn latest(&self) -> Option<RequestId> {
         self.jobs.iter().map(|job| job.id).max()

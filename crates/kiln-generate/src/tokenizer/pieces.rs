@@ -36,6 +36,18 @@ impl Tokenizer {
         })?
     }
 
+    /// The bytes of a token in the middle of a text, or the name of a special token; `None` if there is no
+    /// such token, or it has no bytes of its own.
+    pub fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        let token = self.inner.id_to_token(id)?;
+        if self.inner.get_added_vocabulary().is_special_token(&token) {
+            return Some(token.into());
+        }
+        contained(|| Spelling::of(self.inner.get_decoder()).map(|spelling| spelling.bytes(&token)))
+            .ok()?
+            .ok()?
+    }
+
     /// The text of a special token between two others, if it is not left out; `None` for any other token.
     pub(crate) fn special_text(&self, id: TokenId) -> Option<String> {
         let token = self.inner.id_to_token(id)?;

@@ -18,10 +18,10 @@ use axum::{
     },
 };
 use futures_util::{StreamExt, stream};
-use kiln::{Stats, StopReason};
+use kiln::{GeneratedToken, Stats, StopReason};
 use serde_json::{Value, json};
 
-use super::{Shared, now};
+use super::{Shared, logprobs, now, settings::Choices};
 use crate::{
     error::ApiError,
     worker::{Make, Reader, Told},
@@ -49,7 +49,11 @@ pub(super) struct Answer {
     /// Number of choices that one prompt is computed for, and counted once.
     n: usize,
     prompt_tokens: usize,
+    /// Number of tokens of prompts that were not computed again.
+    cached: usize,
     generated: usize,
+    /// Number of characters of each choice so far, if log-probabilities are told.
+    offsets: Option<Vec<usize>>,
     /// Number of choices that have not ended.
     open: usize,
     /// Whether the last chunk of a stream counts tokens.
@@ -63,7 +67,7 @@ impl Answer {
         shared: Arc<Shared>,
         choices: Vec<Make>,
         starts: Vec<String>,
-        n: usize,
+        Choices { n, logprobs, .. }: &Choices,
     ) -> Result<Self, ApiError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let open = choices.len();
@@ -78,15 +82,19 @@ impl Answer {
         let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}-{}", shared.started, NUMBER.fetch_add(1, Ordering::Relaxed));
         let created = now();
+        let length = |start: &String| start.chars().count();
+        let offsets = logprobs.is_some().then(|| starts.iter().map(length).collect());
         Ok(Self {
             form,
             shared,
             id,
             created,
             reader,
+            offsets,
             starts,
-            n,
+            n: *n,
             prompt_tokens: 0,
+            cached: 0,
             generated: 0,
             open,
             include_usage: false,
@@ -96,31 +104,38 @@ impl Answer {
     /// Waits for the whole answer.
     pub(super) async fn whole(mut self) -> Result<Response, ApiError> {
         let mut texts = self.starts.clone();
+        let mut tokens: Vec<Vec<GeneratedToken>> = vec![Vec::new(); texts.len()];
         let mut reasons = vec![""; texts.len()];
         while self.open > 0 {
             match self.reader.recv().await {
                 Some((choice, Told::Piece(piece))) => {
-                    texts.get_mut(choice).into_iter().for_each(|text| text.push_str(&piece));
+                    texts.get_mut(choice).into_iter().for_each(|text| text.push_str(&piece.text));
+                    tokens.get_mut(choice).into_iter().for_each(|all| all.extend_from_slice(&piece.tokens));
                 }
                 Some((choice, Told::Ended(reason, stats))) => {
                     self.count(choice, stats);
-                    reasons.get_mut(choice).into_iter().for_each(|own| *own = finish(reason));
+                    reasons.get_mut(choice).into_iter().for_each(|own| *own = finish_reason(reason));
                 }
                 Some((_, Told::Accepted)) => {}
                 Some((_, Told::Failed(error))) => return Err(error),
                 None => return Err(ended()),
             }
         }
-        let choice = |(index, (text, reason)): (usize, (String, &str))| match self.form {
-            Form::Chat => json!({
-                "index": index,
-                "message": { "role": "assistant", "content": text, "refusal": null },
-                "logprobs": null,
-                "finish_reason": reason,
-            }),
-            Form::Text => json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason }),
-        };
-        let choices: Vec<_> = texts.into_iter().zip(reasons).enumerate().map(choice).collect();
+        let mut choices = Vec::new();
+        for (index, (text, reason)) in texts.into_iter().zip(reasons).enumerate() {
+            let logprobs = self.logprobs(index, tokens.get(index).map_or(&[], Vec::as_slice));
+            choices.push(match self.form {
+                Form::Chat => json!({
+                    "index": index,
+                    "message": { "role": "assistant", "content": text, "refusal": null },
+                    "logprobs": logprobs,
+                    "finish_reason": reason,
+                }),
+                Form::Text => {
+                    json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
+                }
+            });
+        }
         let mut answer = self.frame("chat.completion", choices);
         answer["usage"] = self.usage();
         Ok(Json(answer).into_response())
@@ -131,11 +146,12 @@ impl Answer {
         self.include_usage = include_usage;
         let first = match self.form {
             Form::Chat => (0..self.open)
-                .map(|index| self.chunk(index, &json!({ "role": "assistant", "content": "" }), None))
+                .map(|index| self.chunk(index, &json!({ "role": "assistant", "content": "" }), &[], None))
                 .collect(),
             Form::Text => {
-                let starts = self.starts.iter().enumerate().filter(|(_, start)| !start.is_empty());
-                starts.map(|(index, start)| self.chunk(index, &json!(start), None)).collect::<Vec<_>>()
+                let starts =
+                    self.starts.clone().into_iter().enumerate().filter(|(_, start)| !start.is_empty());
+                starts.map(|(index, start)| self.chunk(index, &json!(start), &[], None)).collect::<Vec<_>>()
             }
         };
         let rest = stream::unfold(Some(self), async |answer| {
@@ -153,14 +169,16 @@ impl Answer {
             let error = match answer.reader.recv().await {
                 Some((_, Told::Accepted)) => return Some((Vec::new(), Some(answer))),
                 Some((choice, Told::Piece(piece))) => {
+                    let text = piece.text;
                     let delta =
-                        if answer.form == Form::Chat { json!({ "content": piece }) } else { json!(piece) };
-                    return Some((vec![answer.chunk(choice, &delta, None)], Some(answer)));
+                        if answer.form == Form::Chat { json!({ "content": text }) } else { json!(text) };
+                    return Some((vec![answer.chunk(choice, &delta, &piece.tokens, None)], Some(answer)));
                 }
                 Some((choice, Told::Ended(reason, stats))) => {
                     answer.count(choice, stats);
                     let delta = if answer.form == Form::Chat { json!({}) } else { json!("") };
-                    return Some((vec![answer.chunk(choice, &delta, Some(finish(reason)))], Some(answer)));
+                    let last = answer.chunk(choice, &delta, &[], Some(finish_reason(reason)));
+                    return Some((vec![last], Some(answer)));
                 }
                 Some((_, Told::Failed(error))) => error,
                 None => ended(),
@@ -173,10 +191,27 @@ impl Answer {
             .into_response()
     }
 
-    fn chunk(&self, index: usize, delta: &Value, reason: Option<&str>) -> Event {
+    fn chunk(
+        &mut self,
+        index: usize,
+        delta: &Value,
+        tokens: &[GeneratedToken],
+        reason: Option<&str>,
+    ) -> Event {
         let key = if self.form == Form::Chat { "delta" } else { "text" };
-        let choice = json!({ "index": index, key: delta, "logprobs": null, "finish_reason": reason });
+        let logprobs = if tokens.is_empty() { Value::Null } else { self.logprobs(index, tokens) };
+        let choice = json!({ "index": index, key: delta, "logprobs": logprobs, "finish_reason": reason });
         Event::default().data(self.frame("chat.completion.chunk", vec![choice]).to_string())
+    }
+
+    /// The log-probabilities of the next tokens of a choice; null if none were asked for.
+    fn logprobs(&mut self, choice: usize, tokens: &[GeneratedToken]) -> Value {
+        let model = &self.shared.model;
+        match (self.form, self.offsets.as_mut().and_then(|offsets| offsets.get_mut(choice))) {
+            (_, None) => Value::Null,
+            (Form::Chat, Some(_)) => json!({ "content": logprobs::of_chat(model, tokens), "refusal": null }),
+            (Form::Text, Some(offset)) => logprobs::of_text(model, tokens, offset),
+        }
     }
 
     fn frame(&self, of_chat: &str, choices: Vec<Value>) -> Value {
@@ -194,7 +229,8 @@ impl Answer {
         self.open -= 1;
         self.generated += stats.generated;
         if choice.is_multiple_of(self.n) {
-            self.prompt_tokens += stats.prompt_tokens;
+            self.prompt_tokens += stats.prompt_tokens + stats.reused;
+            self.cached += stats.reused;
         }
     }
 
@@ -203,7 +239,7 @@ impl Answer {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt_tokens + self.generated,
-            "prompt_tokens_details": { "cached_tokens": 0 },
+            "prompt_tokens_details": { "cached_tokens": self.cached },
         })
     }
 }
@@ -215,7 +251,7 @@ fn ended() -> ApiError {
     )
 }
 
-fn finish(reason: StopReason) -> &'static str {
+pub(crate) fn finish_reason(reason: StopReason) -> &'static str {
     match reason {
         StopReason::EndOfText | StopReason::StopString => "stop",
         _ => "length",

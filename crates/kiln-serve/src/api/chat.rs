@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use axum::{extract::State, response::Response};
+use axum::{Extension, extract::State, response::Response};
 use kiln::{
     ChatTemplate, Conversation, Message,
     expert::{Data, RenderOptions},
@@ -16,7 +16,7 @@ use super::{
     fields, parsed,
     settings::Settings,
 };
-use crate::{error::ApiError, fields as known, worker::Make};
+use crate::{error::ApiError, fields as known, guard::Key, worker::Make};
 
 /// Most messages of a conversation.
 const MOST_MESSAGES: usize = 2048;
@@ -31,16 +31,23 @@ struct Chat {
     documents: Option<Vec<Value>>,
 }
 
-pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn complete(
+    State(shared): Server,
+    Extension(key): Extension<Key>,
+    body: Body,
+) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
     known::check(&mut body, &[known::CHAT, known::COMMON])?;
     shared.model.causal().check_generative()?;
+    if body.get("logprobs").is_some_and(|logprobs| !logprobs.is_boolean()) {
+        return Err(ApiError::field("logprobs", "must be true or false"));
+    }
     if !body.contains_key("messages") {
         return Err(ApiError::field("messages", "is missing"));
     }
     let settings = Settings::of(&body)?;
     let chat: Chat = fields(&body)?;
-    let choices = settings.choices(&shared)?;
+    let choices = settings.choices(&shared, key)?;
     let template = match &shared.template {
         Some(template) => template.clone(),
         None if shared.model.chat_templates().by_name.is_empty() => ChatTemplate::chatml(),
@@ -58,7 +65,7 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
     };
     let all = (0..choices.n).map(of_choice).collect();
     let starts = vec![String::new(); choices.n];
-    let answer = Answer::begin(Form::Chat, shared.clone(), all, starts, choices.n).await?;
+    let answer = Answer::begin(Form::Chat, shared.clone(), all, starts, &choices).await?;
     if settings.stream { Ok(answer.stream(settings.includes_usage())) } else { answer.whole().await }
 }
 

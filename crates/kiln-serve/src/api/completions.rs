@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{extract::State, response::Response};
+use axum::{Extension, extract::State, response::Response};
 use kiln::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -13,7 +13,7 @@ use super::{
     fields, parsed,
     settings::Settings,
 };
-use crate::{error::ApiError, fields as known, worker::Make};
+use crate::{error::ApiError, fields as known, guard::Key, worker::Make};
 
 /// Most texts of a request: prompts times choices.
 const MOST_TEXTS: usize = 128;
@@ -41,7 +41,11 @@ enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
-pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn complete(
+    State(shared): Server,
+    Extension(key): Extension<Key>,
+    body: Body,
+) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
     known::check(&mut body, &[known::COMPLETIONS, known::COMMON])?;
     shared.model.causal().check_generative()?;
@@ -50,13 +54,20 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
     }
     let settings = Settings::of(&body)?;
     let Completion { prompt, echo } = fields(&body)?;
-    let choices = settings.choices(&shared)?;
+    let choices = settings.choices(&shared, key)?;
     let prompts: Vec<Prompt> = match prompt {
         Prompts::Text(text) => vec![Prompt::Text(text)],
         Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
         Prompts::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
         Prompts::Lists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
     };
+    let of_answer = choices.clone();
+    if body.get("logprobs").is_some_and(Value::is_boolean) {
+        return Err(ApiError::field("logprobs", "must be a number"));
+    }
+    if echo && choices.logprobs.is_some() {
+        return Err(ApiError::field("logprobs", "those of the prompt (`echo`) are not told"));
+    }
     let texts = prompts.len() * choices.n;
     if !(1..=MOST_TEXTS).contains(&texts) {
         let why = format!("asks for {texts} texts, must be from 1 to {MOST_TEXTS}");
@@ -75,8 +86,7 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
                 let tokens = match prompt {
                     Prompt::Text(text) => {
                         // A text of megabytes would keep the engine from all others.
-                        let plan = of.plan.as_ref().unwrap_or(model.plan());
-                        model.check_length(&text, &model.cache(plan)?)?;
+                        choices.check_length(&text, model)?;
                         model.encode(&text)?
                     }
                     Prompt::Tokens(tokens) => tokens,
@@ -87,6 +97,6 @@ pub(super) async fn complete(State(shared): Server, body: Body) -> Result<Respon
             starts.push(start.clone());
         }
     }
-    let answer = Answer::begin(Form::Text, shared.clone(), all, starts, choices.n).await?;
+    let answer = Answer::begin(Form::Text, shared.clone(), all, starts, &of_answer).await?;
     if settings.stream { Ok(answer.stream(settings.includes_usage())) } else { answer.whole().await }
 }

@@ -4,6 +4,8 @@ mod answer;
 mod chat;
 mod completions;
 mod embeddings;
+mod logprobs;
+mod page;
 mod settings;
 
 use std::{sync::Arc, time::SystemTime};
@@ -12,13 +14,15 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, Path, State, rejection::BytesRejection},
-    http::StatusCode,
+    http::{StatusCode, header},
+    response::IntoResponse,
     routing::{get, post},
 };
 use kiln::{ChatTemplate, Model, Plan, Pooling, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+pub(crate) use self::answer::finish_reason;
 use crate::{error::ApiError, worker::Worker};
 
 /// Largest body, in bytes.
@@ -34,6 +38,12 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) plan: Option<Plan>,
+    /// Other kinds of caches that a request may ask for.
+    pub(crate) plans: Vec<Plan>,
+    /// Number of tokens of a prompt in a pass.
+    pub(crate) chunk: usize,
+    /// The most choices that are computed at once.
+    pub(crate) rows: usize,
     pub(crate) pooling: Option<Pooling>,
     pub(crate) worker: Worker,
     /// When the server started, in seconds since 1970.
@@ -48,7 +58,12 @@ type Body = Result<Bytes, BytesRejection>;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::script))
         .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/props", get(props))
         .route("/version", get(async || Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -71,6 +86,36 @@ async fn health(State(shared): Server) -> (StatusCode, Json<Value>) {
         false => (StatusCode::OK, "ok"),
     };
     (status, Json(json!({ "status": word, "running": shared.worker.running() })))
+}
+
+/// The metrics, in the text format of OpenMetrics, which Prometheus asks for.
+async fn metrics(State(shared): Server) -> Result<impl IntoResponse, ApiError> {
+    const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written");
+    let text = shared.worker.metrics.text().map_err(failed)?;
+    Ok(([(header::CONTENT_TYPE, KIND)], text))
+}
+
+/// The properties of the server.
+async fn props(State(shared): Server) -> Json<Value> {
+    let (model, worker) = (&shared.model, &shared.worker);
+    let [caches, prefixes] = worker.cache_bytes();
+    let default = shared.plan.as_ref().unwrap_or(model.plan());
+    Json(json!({
+        "model": shared.name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "device": format!("{} ({})", model.opened().info.name, model.opened().info.adapter),
+        "dtype": model.dtype().name(),
+        "context": model.sizes().positions,
+        "cache": default.to_string(),
+        "caches": std::iter::once(default).chain(&shared.plans).map(Plan::to_string).collect::<Vec<_>>(),
+        "rows": shared.rows,
+        "prefill_chunk": shared.chunk,
+        "running": worker.running(),
+        "waiting": worker.waiting(),
+        "memory": { "weights": model.weight_bytes(), "caches": caches, "prefixes": prefixes },
+        "system_fingerprint": shared.fingerprint,
+    }))
 }
 
 async fn models(State(shared): Server) -> Json<Value> {

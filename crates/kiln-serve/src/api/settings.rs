@@ -2,12 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use kiln::{GenerationConfig, Grammar, Processor, Request, RowState, TokenId, expert::UNTIL_IT_ENDS};
+use kiln::{
+    GenerationConfig, Grammar, Model, Plan, Processor, Request, RowState, TokenId, expert::UNTIL_IT_ENDS,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Shared, fields};
-use crate::error::ApiError;
+use crate::{error::ApiError, guard::Key};
+
+/// Most of the likeliest tokens whose log-probabilities are told, as OpenAI has it.
+const MOST_LOGPROBS: u64 = 20;
 
 /// Most choices of a request.
 const MOST_CHOICES: usize = 16;
@@ -37,6 +42,19 @@ pub(super) struct Settings {
     repetition_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
     response_format: Option<ResponseFormat>,
+    /// In a chat, whether log-probabilities are told; else, of how many tokens beside the chosen one.
+    logprobs: Option<Value>,
+    top_logprobs: Option<u64>,
+    cache_salt: Option<String>,
+    kiln: Option<Own>,
+}
+
+/// Settings that other servers do not have.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Own {
+    /// The kind of cache.
+    cache: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,6 +122,11 @@ pub(super) struct Choices {
     config: GenerationConfig,
     grammar: Option<Grammar>,
     penalties: Option<Penalties>,
+    plan: Option<Plan>,
+    /// The name under which prompts share their beginnings.
+    scope: String,
+    /// Number of the likeliest tokens whose log-probabilities are told; `None`: none are.
+    pub(super) logprobs: Option<usize>,
     pub(super) n: usize,
 }
 
@@ -116,8 +139,8 @@ impl Settings {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 
-    /// Checks the settings.
-    pub(super) fn choices(&self, shared: &Shared) -> Result<Choices, ApiError> {
+    /// Checks the settings of a request that came with this key.
+    pub(super) fn choices(&self, shared: &Shared, key: Key) -> Result<Choices, ApiError> {
         let name = self.model.as_deref().ok_or_else(|| ApiError::field("model", "is missing"))?;
         shared.check_name(name)?;
         if self.stream_options.is_some() && !self.stream {
@@ -184,7 +207,49 @@ impl Settings {
             frequency: self.frequency_penalty.unwrap_or(0.0),
         };
         let has_penalties = penalties.presence != 0.0 || penalties.frequency != 0.0;
-        Ok(Choices { config, grammar: self.grammar()?, penalties: has_penalties.then_some(penalties), n })
+        Ok(Choices {
+            config,
+            grammar: self.grammar()?,
+            penalties: has_penalties.then_some(penalties),
+            plan: self.plan(shared)?,
+            scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
+            logprobs: self.logprobs()?,
+            n,
+        })
+    }
+
+    /// The kind of cache; `None`: that of the model.
+    fn plan(&self, shared: &Shared) -> Result<Option<Plan>, ApiError> {
+        let Some(name) = self.kiln.as_ref().and_then(|own| own.cache.as_deref()) else {
+            return Ok(shared.plan.clone());
+        };
+        let wrong = |why: String| ApiError::field("kiln.cache", why);
+        let plan = Plan::named(name).map_err(|error| wrong(kiln::expert::plain(&error.to_string())))?;
+        let default = shared.plan.as_ref().unwrap_or(shared.model.plan());
+        match plan == *default || shared.plans.contains(&plan) {
+            true => Ok(Some(plan)),
+            false => Err(wrong(format!(
+                "the server does not allow `{plan}`; `/props` lists the caches that it does"
+            ))),
+        }
+    }
+
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
+        let count = |name, count: u64| match count {
+            0..=MOST_LOGPROBS => Ok(Some(count as usize)),
+            _ => Err(ApiError::field(name, format!("is {count}, must be from 0 to {MOST_LOGPROBS}"))),
+        };
+        match (&self.logprobs, self.top_logprobs) {
+            (Some(Value::Bool(true)), top) => count("top_logprobs", top.unwrap_or(0)),
+            (None | Some(Value::Bool(false)), Some(top)) if top > 0 => {
+                Err(ApiError::field("top_logprobs", "goes with `logprobs`"))
+            }
+            (None | Some(Value::Bool(false)), _) => Ok(None),
+            (Some(number), _) => match number.as_u64() {
+                Some(top) => count("logprobs", top),
+                None => Err(ApiError::field("logprobs", format!("is {number}, must be a whole number"))),
+            },
+        }
     }
 
     fn biases(&self, vocab: usize) -> Result<Vec<(Vec<TokenId>, f32)>, ApiError> {
@@ -218,6 +283,11 @@ impl Settings {
 }
 
 impl Choices {
+    /// Rejects a text that is certainly too long before it is tokenized.
+    pub(super) fn check_length(&self, text: &str, model: &Model) -> kiln::Result<()> {
+        model.check_length(text, &model.cache(self.plan.as_ref().unwrap_or(model.plan()))?)
+    }
+
     /// The settings for a prompt that leaves this many positions: more tokens end where the positions do.
     pub(super) fn within(mut self, room: usize) -> Self {
         if self.config.max_new_tokens.is_some_and(|most| most > room) {
@@ -235,7 +305,11 @@ impl Choices {
         if let Some(penalties) = self.penalties {
             request = request.processor(penalties);
         }
-        match &shared.plan {
+        if let Some(logprobs) = self.logprobs {
+            request = request.logprobs(logprobs);
+        }
+        request = request.prefill_chunk(shared.chunk).prefix_scope(self.scope.as_str());
+        match &self.plan {
             Some(plan) => request.plan(plan.clone()),
             None => request,
         }

@@ -241,7 +241,7 @@ impl Model {
     /// while !engine.is_idle() {
     ///     for event in block_on(engine.step()) {
     ///         match event {
-    ///             Event::Output(request, piece) => println!("{request:?}: {piece}"),
+    ///             Event::Output(request, piece) => println!("{request:?}: {}", piece.text),
     ///             Event::Ended(request, text) => println!("{request:?} ended: {:?}", text.stop_reason()),
     ///             Event::Failed(request, _, error) => println!("{request:?} failed: {error}"),
     ///         }
@@ -458,6 +458,15 @@ impl Model {
     /// [`Error::Prompt`] if the folder has no tokenizer, or the tokenizer cannot decode.
     pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
         self.tokenizer()?.decode(tokens, true)
+    }
+
+    /// The bytes of a token in the middle of a text, which need not be whole characters, or the name of a
+    /// special token; `None` if there is no such token, or it has no bytes of its own.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the folder has no tokenizer.
+    pub fn token_bytes(&self, token: TokenId) -> Result<Option<Vec<u8>>> {
+        Ok(self.tokenizer()?.token_bytes(token))
     }
 
     /// Creates a stream that decodes tokens piece by piece, for custom loops.

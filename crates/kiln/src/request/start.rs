@@ -30,6 +30,7 @@ impl<'a> Request<'a> {
             answer,
             negative_prompt,
             features,
+            logprobs: _,
         } = self;
         model.causal().check_generative()?;
         let tokenizer = model.tokenizer().ok().cloned();
