@@ -124,6 +124,15 @@ impl ChatTemplate {
         engine::prepared(source).map(|source| Self { source })
     }
 
+    /// Whether the template has this name anywhere, such as that of a variable that it reads.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.source.contains(name)
+    }
+
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
     /// ChatML, for models without a template, which llama.cpp falls back to as well.
     pub fn chatml() -> Self {
         let source = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \

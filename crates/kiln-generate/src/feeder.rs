@@ -147,13 +147,15 @@ impl<'a> Feeder<'a> {
         cache.truncate(tokens).and_then(|()| copy_of(cache)).and_then(|state| cache.restore(state)).is_ok()
     }
 
-    /// Copies the cache if it is to be kept at its length. A copy that fails is only missing.
+    /// Copies the cache if it is to be kept at its length. A copy that fails is only missing, and so is one
+    /// of a cache that may not have been written.
     fn keep(&mut self) {
         let tokens = self.cache.seq_len();
         if let Some(at) = self.keeps.iter().position(|&keep| keep == tokens) {
             self.keeps.swap_remove(at);
             let rewinds = self.cache.rewind_point(1) == 1;
-            self.kept.extend(copy_of(&self.cache).ok().map(|state| Kept { tokens, state, rewinds }));
+            let copy = copy_of(&self.cache).ok().filter(|_| self.refusals.none_since().is_ok());
+            self.kept.extend(copy.map(|state| Kept { tokens, state, rewinds }));
         }
     }
 

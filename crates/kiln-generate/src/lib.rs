@@ -49,6 +49,7 @@ pub mod text;
 pub mod tokenizer;
 pub mod watermark;
 
+mod answer;
 mod cache_handle;
 mod chooser;
 mod completion;
@@ -62,6 +63,7 @@ mod settings;
 mod stats;
 mod stopping;
 
+pub use answer::{AnswerFormat, AnswerParser, AnswerPart, ToolCall};
 pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use completion::Completion;

@@ -94,13 +94,21 @@ impl TextStream {
 pub struct StoppedText {
     stream: TextStream,
     stops: StopStrings,
+    /// Whether the names of special tokens are part of the text.
+    names: bool,
 }
 
 impl StoppedText {
     /// # Errors
     /// [`Error::Setting`] for an empty stop string.
     pub fn new(stream: TextStream, stops: Vec<String>) -> Result<Self> {
-        Ok(Self { stream, stops: StopStrings::new(stops)? })
+        Ok(Self { stream, stops: StopStrings::new(stops)?, names: false })
+    }
+
+    /// Makes the names of special tokens part of the text.
+    #[must_use]
+    pub fn with_special_tokens(self, names: bool) -> Self {
+        Self { names, ..self }
     }
 
     /// Appends `id`. Returns the text that certainly comes before any stop string; empty after the first stop
@@ -115,7 +123,10 @@ impl StoppedText {
         let text = self.stream.push(id)?.unwrap_or_default();
         let mut certain = self.stops.push(&text);
         if let Some(name) = self.stream.tokenizer.special_text(id) {
-            certain.push_str(&self.stops.push_hidden(&name));
+            certain.push_str(&match self.names {
+                true => self.stops.push(&name),
+                false => self.stops.push_hidden(&name),
+            });
         }
         Ok(certain)
     }

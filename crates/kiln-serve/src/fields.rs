@@ -13,10 +13,13 @@ pub enum Use {
     Accepted,
     /// Refused with this sentence, unless its value asks for nothing: null, false, empty, or the given one.
     Refused(&'static str, Option<&'static str>),
+    /// Honoured with this value; the other is refused with this sentence. Routers send such fields.
+    Only(bool, &'static str),
 }
-use Use::{Accepted, Honoured, Refused};
+use Use::{Accepted, Honoured, Only, Refused};
 
-const TOOLS: Use = Refused("calls of tools are not read out of answers yet", None);
+const OLD_TOOLS: Use = Refused("is an old name; use `tools` and `tool_choice`", None);
+const REASONING: &str = "reasoning is always told, apart from the answer";
 const ONE_TEXT: Use = Refused("this server answers with text alone", None);
 
 /// Fields that `/v1/chat/completions` and `/v1/completions` share.
@@ -41,7 +44,10 @@ pub const COMMON: &[(&str, Use)] = &[
     ("logit_bias", Honoured),
     ("logprobs", Honoured),
     ("cache_salt", Honoured),
+    ("skip_special_tokens", Honoured),
     ("kiln", Honoured),
+    ("no_stop_trim", Only(false, "stop strings are never part of the text")),
+    ("return_hidden_states", Only(false, "hidden states are not returned")),
     ("user", Accepted),
 ];
 
@@ -54,6 +60,9 @@ pub const CHAT: &[(&str, Use)] = &[
     ("add_generation_prompt", Honoured),
     ("continue_final_message", Honoured),
     ("documents", Honoured),
+    ("separate_reasoning", Only(true, REASONING)),
+    ("stream_reasoning", Only(true, REASONING)),
+    ("include_reasoning", Only(true, REASONING)),
     ("metadata", Accepted),
     ("safety_identifier", Accepted),
     ("prompt_cache_key", Accepted),
@@ -63,12 +72,12 @@ pub const CHAT: &[(&str, Use)] = &[
     ("service_tier", Refused("there is one tier; leave it out", Some("\"auto\""))),
     ("store", Refused("answers are not stored; leave it out", None)),
     ("top_logprobs", Honoured),
-    ("tools", TOOLS),
-    ("tool_choice", Refused("calls of tools are not read out of answers yet", Some("\"none\""))),
-    ("parallel_tool_calls", TOOLS),
-    ("functions", TOOLS),
-    ("function_call", TOOLS),
-    ("reasoning_effort", Refused("give the variable of the template in `chat_template_kwargs`", None)),
+    ("tools", Honoured),
+    ("tool_choice", Honoured),
+    ("parallel_tool_calls", Honoured),
+    ("reasoning_effort", Honoured),
+    ("functions", OLD_TOOLS),
+    ("function_call", OLD_TOOLS),
     ("verbosity", Refused("no model here has levels of it", None)),
     ("audio", ONE_TEXT),
     ("modalities", Refused("this server answers with text alone", Some("[\"text\"]"))),
@@ -113,6 +122,11 @@ pub(crate) fn check(body: &mut Map<String, Value>, tables: &[&[(&str, Use)]]) ->
                     return Err(ApiError::field(name, why));
                 }
             }
+            Some((_, Only(possible, why))) => {
+                if *value != Value::Bool(*possible) {
+                    return Err(ApiError::field(name, why));
+                }
+            }
             None => return Err(ApiError::field(name, unknown(name, all().map(|(known, _)| *known)))),
         }
     }
@@ -146,15 +160,23 @@ mod tests {
                 .map_err(|error| (error.param.unwrap(), error.message))
         };
         assert_eq!(refused(json!({ "messages": [], "user": "me", "seed": null })), Ok(1));
+        // As vllm-router and sglang-router send them.
+        let routed = json!({
+            "no_stop_trim": false, "separate_reasoning": true, "stream_reasoning": true, "include_reasoning": true,
+            "return_hidden_states": false, "skip_special_tokens": true, "ignore_eos": false,
+        });
+        assert_eq!(refused(routed), Ok(2));
         assert_eq!(
-            refused(json!({ "store": false, "tools": [], "modalities": ["text"], "functions": [] })),
+            refused(json!({ "store": false, "audio": {}, "modalities": ["text"], "functions": [] })),
             Ok(0)
         );
         let (param, message) = refused(json!({ "temprature": 1 })).unwrap_err();
         assert_eq!((param.as_str(), message.contains("`temperature`")), ("temprature", true), "{message}");
-        for body in
-            [json!({ "verbosity": "low" }), json!({ "store": true }), json!({ "service_tier": "flex" })]
-        {
+        for body in [
+            json!({ "include_reasoning": false }),
+            json!({ "store": true }),
+            json!({ "service_tier": "flex" }),
+        ] {
             let name = body.as_object().unwrap().keys().next().unwrap().clone();
             assert_eq!(refused(body).unwrap_err().0, name);
         }

@@ -36,7 +36,7 @@ pub(crate) enum Told {
 }
 
 /// Events, each with the choice that it happened to.
-pub(crate) type Reader = mpsc::Receiver<(usize, Told)>;
+pub(crate) type Events = mpsc::Receiver<(usize, Told)>;
 
 /// Makes the text of a request.
 pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
@@ -132,7 +132,7 @@ impl Worker {
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
     /// reader that is dropped cancels them.
-    pub(crate) fn submit(&self, choices: Vec<Make>) -> Result<Reader, ApiError> {
+    pub(crate) fn submit(&self, choices: Vec<Make>) -> Result<Events, ApiError> {
         let mut places = Vec::new();
         for _ in &choices {
             match self.places.clone().try_acquire_owned() {

@@ -62,6 +62,8 @@ pub struct Request<'a> {
     features: Option<Tensor<3>>,
     /// Number of the likeliest tokens whose log-probabilities a text tells.
     logprobs: Option<usize>,
+    /// Whether the names of special tokens are part of a text.
+    special_tokens: bool,
 }
 
 impl<'a> Request<'a> {
@@ -82,6 +84,7 @@ impl<'a> Request<'a> {
             negative_prompt: None,
             features: None,
             logprobs: None,
+            special_tokens: false,
         }
     }
 
@@ -348,6 +351,14 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Whether the names of special tokens are part of a text, except that of the token that ends it. Some
+    /// models mark calls of tools by such tokens ([`AnswerFormat`](crate::AnswerFormat)). Default: false.
+    #[doc(alias = "skip_special_tokens")]
+    pub fn special_tokens(mut self, told: bool) -> Self {
+        self.special_tokens = told;
+        self
+    }
+
     /// Lets the [tokens of a text](GeneratedText::take_tokens) have their log-probabilities, and those of the
     /// `top` likeliest tokens of each step. Default: none.
     ///
@@ -405,7 +416,7 @@ impl<'a> Request<'a> {
             let why = format!("text is generated from one prompt, not from {}; use `steps`", rows.len());
             return Err(Error::Prompt { why });
         }
-        let logprobs = self.logprobs;
+        let (logprobs, special_tokens) = (self.logprobs, self.special_tokens);
         let (steps, answer) = self.start(false)?;
         if logprobs.is_some() && steps.settings().width() > 1 {
             let why = "are told for the tokens of one sequence; leave out beams".to_owned();
@@ -417,7 +428,7 @@ impl<'a> Request<'a> {
             return Err(Error::Setting { name: "num_return_sequences", why });
         }
         let stream = TextStream::after(tokenizer, steps.tokens(0).unwrap_or_default())?;
-        GeneratedText::new(steps, stream, answer, logprobs)
+        Ok(GeneratedText::new(steps, stream, answer, logprobs)?.with_special_tokens(special_tokens))
     }
 
     /// Generates all sequences of each prompt: `num_return_sequences` of them, the best first if there is a

@@ -45,6 +45,10 @@ impl<'a> GeneratedText<'a> {
         Ok(Self { steps, text, ended: None, agreed: 0, tokens: Vec::new(), logprobs, answer })
     }
 
+    pub(crate) fn with_special_tokens(self, told: bool) -> Self {
+        Self { text: self.text.with_special_tokens(told), ..self }
+    }
+
     /// Takes the tokens of the text since the last call. They may be ahead of the pieces: a piece ends with a
     /// whole character.
     pub fn take_tokens(&mut self) -> Vec<GeneratedToken> {

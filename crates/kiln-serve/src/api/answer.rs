@@ -18,13 +18,17 @@ use axum::{
     },
 };
 use futures_util::{StreamExt, stream};
-use kiln::{GeneratedToken, Stats, StopReason};
+use kiln::{AnswerPart, GeneratedToken, Piece, Stats, StopReason};
 use serde_json::{Value, json};
 
-use super::{Shared, logprobs, now, settings::Choices};
+use super::{
+    Shared, logprobs, now,
+    reader::{Message, Reader},
+    settings::Choices,
+};
 use crate::{
     error::ApiError,
-    worker::{Make, Reader, Told},
+    worker::{Events, Make, Told},
 };
 
 /// Time after which a comment keeps a quiet stream open.
@@ -43,21 +47,44 @@ pub(super) struct Answer {
     shared: Arc<Shared>,
     id: String,
     created: u64,
-    reader: Reader,
-    /// A text that each choice begins with, such as its prompt.
-    starts: Vec<String>,
+    events: Events,
+    choices: Vec<Choice>,
     /// Number of choices that one prompt is computed for, and counted once.
     n: usize,
     prompt_tokens: usize,
     /// Number of tokens of prompts that were not computed again.
     cached: usize,
     generated: usize,
-    /// Number of characters of each choice so far, if log-probabilities are told.
-    offsets: Option<Vec<usize>>,
+    /// Number of tokens of reasoning.
+    reasoning: usize,
+    logprobs: bool,
     /// Number of choices that have not ended.
     open: usize,
     /// Whether the last chunk of a stream counts tokens.
     include_usage: bool,
+}
+
+/// A choice, as far as it was read.
+struct Choice {
+    reader: Reader,
+    message: Message,
+    /// The tokens whose log-probabilities were not told.
+    tokens: Vec<GeneratedToken>,
+    /// Number of characters before them.
+    offset: usize,
+    reason: &'static str,
+}
+
+impl Choice {
+    /// `start`: a text that it begins with, such as the prompt.
+    fn new(reader: Reader, start: String) -> Self {
+        let offset = start.chars().count();
+        let mut message = Message::default();
+        if !start.is_empty() {
+            message.add(AnswerPart::Content(start), "", 0);
+        }
+        Self { reader, message, tokens: Vec::new(), offset, reason: "" }
+    }
 }
 
 impl Answer {
@@ -65,15 +92,16 @@ impl Answer {
     pub(super) async fn begin(
         form: Form,
         shared: Arc<Shared>,
-        choices: Vec<Make>,
+        makes: Vec<Make>,
         starts: Vec<String>,
+        reader: &Reader,
         Choices { n, logprobs, .. }: &Choices,
     ) -> Result<Self, ApiError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let open = choices.len();
-        let mut reader = shared.worker.submit(choices)?;
+        let open = makes.len();
+        let mut events = shared.worker.submit(makes)?;
         for _ in 0..open {
-            match reader.recv().await {
+            match events.recv().await {
                 Some((_, Told::Accepted)) => {}
                 Some((_, Told::Failed(error))) => return Err(error),
                 _ => return Err(ended()),
@@ -82,17 +110,17 @@ impl Answer {
         let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}-{}", shared.started, NUMBER.fetch_add(1, Ordering::Relaxed));
         let created = now();
-        let length = |start: &String| start.chars().count();
-        let offsets = logprobs.is_some().then(|| starts.iter().map(length).collect());
+        let choices = starts.into_iter().map(|start| Choice::new(reader.clone(), start)).collect();
         Ok(Self {
             form,
             shared,
             id,
             created,
-            reader,
-            offsets,
-            starts,
+            events,
+            choices,
             n: *n,
+            logprobs: logprobs.is_some(),
+            reasoning: 0,
             prompt_tokens: 0,
             cached: 0,
             generated: 0,
@@ -103,38 +131,25 @@ impl Answer {
 
     /// Waits for the whole answer.
     pub(super) async fn whole(mut self) -> Result<Response, ApiError> {
-        let mut texts = self.starts.clone();
-        let mut tokens: Vec<Vec<GeneratedToken>> = vec![Vec::new(); texts.len()];
-        let mut reasons = vec![""; texts.len()];
         while self.open > 0 {
-            match self.reader.recv().await {
-                Some((choice, Told::Piece(piece))) => {
-                    texts.get_mut(choice).into_iter().for_each(|text| text.push_str(&piece.text));
-                    tokens.get_mut(choice).into_iter().for_each(|all| all.extend_from_slice(&piece.tokens));
-                }
-                Some((choice, Told::Ended(reason, stats))) => {
-                    self.count(choice, stats);
-                    reasons.get_mut(choice).into_iter().for_each(|own| *own = finish_reason(reason));
-                }
+            match self.events.recv().await {
+                Some((choice, Told::Piece(piece))) => _ = self.take(choice, piece),
+                Some((choice, Told::Ended(reason, stats))) => _ = self.end(choice, reason, stats),
                 Some((_, Told::Accepted)) => {}
                 Some((_, Told::Failed(error))) => return Err(error),
                 None => return Err(ended()),
             }
         }
         let mut choices = Vec::new();
-        for (index, (text, reason)) in texts.into_iter().zip(reasons).enumerate() {
-            let logprobs = self.logprobs(index, tokens.get(index).map_or(&[], Vec::as_slice));
-            choices.push(match self.form {
-                Form::Chat => json!({
-                    "index": index,
-                    "message": { "role": "assistant", "content": text, "refusal": null },
-                    "logprobs": logprobs,
-                    "finish_reason": reason,
-                }),
-                Form::Text => {
-                    json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
-                }
-            });
+        for index in 0..self.choices.len() {
+            let logprobs = self.next_logprobs(index);
+            let Choice { message, reason, .. } = &self.choices[index];
+            let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason });
+            match self.form {
+                Form::Chat => choice["message"] = message.object(),
+                Form::Text => choice["text"] = message.content().into(),
+            }
+            choices.push(choice);
         }
         let mut answer = self.frame("chat.completion", choices);
         answer["usage"] = self.usage();
@@ -144,16 +159,16 @@ impl Answer {
     /// Sends pieces as they come. An error is the last event.
     pub(super) fn stream(mut self, include_usage: bool) -> Response {
         self.include_usage = include_usage;
-        let first = match self.form {
-            Form::Chat => (0..self.open)
-                .map(|index| self.chunk(index, &json!({ "role": "assistant", "content": "" }), &[], None))
-                .collect(),
-            Form::Text => {
-                let starts =
-                    self.starts.clone().into_iter().enumerate().filter(|(_, start)| !start.is_empty());
-                starts.map(|(index, start)| self.chunk(index, &json!(start), &[], None)).collect::<Vec<_>>()
-            }
-        };
+        let first: Vec<Event> = (0..self.choices.len())
+            .filter_map(|index| {
+                let delta = match (self.form, self.choices[index].message.content()) {
+                    (Form::Chat, _) => json!({ "role": "assistant", "content": "" }),
+                    (Form::Text, "") => return None,
+                    (Form::Text, start) => json!({ "content": start }),
+                };
+                Some(self.chunk(index, &delta, None))
+            })
+            .collect();
         let rest = stream::unfold(Some(self), async |answer| {
             let mut answer = answer?;
             if answer.open == 0 {
@@ -166,19 +181,16 @@ impl Answer {
                 last.push(Event::default().data("[DONE]"));
                 return Some((last, None));
             }
-            let error = match answer.reader.recv().await {
+            let error = match answer.events.recv().await {
                 Some((_, Told::Accepted)) => return Some((Vec::new(), Some(answer))),
                 Some((choice, Told::Piece(piece))) => {
-                    let text = piece.text;
-                    let delta =
-                        if answer.form == Form::Chat { json!({ "content": text }) } else { json!(text) };
-                    return Some((vec![answer.chunk(choice, &delta, &piece.tokens, None)], Some(answer)));
+                    let deltas = answer.take(choice, piece);
+                    return Some((answer.chunks(choice, deltas, None), Some(answer)));
                 }
                 Some((choice, Told::Ended(reason, stats))) => {
-                    answer.count(choice, stats);
-                    let delta = if answer.form == Form::Chat { json!({}) } else { json!("") };
-                    let last = answer.chunk(choice, &delta, &[], Some(finish_reason(reason)));
-                    return Some((vec![last], Some(answer)));
+                    let deltas = answer.end(choice, reason, stats);
+                    let reason = answer.choices.get(choice).map(|choice| choice.reason);
+                    return Some((answer.chunks(choice, deltas, reason), Some(answer)));
                 }
                 Some((_, Told::Failed(error))) => error,
                 None => ended(),
@@ -191,26 +203,62 @@ impl Answer {
             .into_response()
     }
 
-    fn chunk(
-        &mut self,
-        index: usize,
-        delta: &Value,
-        tokens: &[GeneratedToken],
-        reason: Option<&str>,
-    ) -> Event {
-        let key = if self.form == Form::Chat { "delta" } else { "text" };
-        let logprobs = if tokens.is_empty() { Value::Null } else { self.logprobs(index, tokens) };
-        let choice = json!({ "index": index, key: delta, "logprobs": logprobs, "finish_reason": reason });
+    /// Takes a piece of a choice. Returns the changes of its message.
+    fn take(&mut self, index: usize, piece: Piece) -> Vec<Value> {
+        let Some(choice) = self.choices.get_mut(index) else { return Vec::new() };
+        let was_reasoning = choice.reader.is_reasoning();
+        let parts = choice.reader.push(&piece.text);
+        if was_reasoning || choice.reader.is_reasoning() {
+            self.reasoning += piece.tokens.len();
+        }
+        if self.logprobs {
+            choice.tokens.extend(piece.tokens);
+        }
+        parts.into_iter().map(|part| choice.message.add(part, &self.id, index)).collect()
+    }
+
+    /// Ends a choice. Returns the last changes of its message.
+    fn end(&mut self, index: usize, reason: StopReason, stats: Stats) -> Vec<Value> {
+        self.count(index, stats);
+        let Some(choice) = self.choices.get_mut(index) else { return Vec::new() };
+        let rest = choice.reader.finish();
+        let deltas = rest.into_iter().map(|part| choice.message.add(part, &self.id, index)).collect();
+        choice.reason = match finish_reason(reason) {
+            "stop" if choice.message.has_calls() => "tool_calls",
+            reason => reason,
+        };
+        deltas
+    }
+
+    /// Events for the changes of a choice, and for its end.
+    fn chunks(&mut self, index: usize, deltas: Vec<Value>, reason: Option<&str>) -> Vec<Event> {
+        let mut events: Vec<Event> = deltas.iter().map(|delta| self.chunk(index, delta, None)).collect();
+        let waits = self.logprobs && self.choices.get(index).is_some_and(|choice| !choice.tokens.is_empty());
+        if reason.is_some() || (waits && events.is_empty()) {
+            events.push(self.chunk(index, &json!({}), reason));
+        }
+        events
+    }
+
+    /// An event for a change of a choice, with the log-probabilities of tokens whose are not told.
+    fn chunk(&mut self, index: usize, delta: &Value, reason: Option<&str>) -> Event {
+        let has_tokens = self.choices.get(index).is_some_and(|choice| !choice.tokens.is_empty());
+        let logprobs = if has_tokens { self.next_logprobs(index) } else { Value::Null };
+        let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason });
+        match self.form {
+            Form::Chat => choice["delta"] = delta.clone(),
+            Form::Text => choice["text"] = delta.get("content").cloned().unwrap_or_else(|| "".into()),
+        }
         Event::default().data(self.frame("chat.completion.chunk", vec![choice]).to_string())
     }
 
     /// The log-probabilities of the next tokens of a choice; null if none were asked for.
-    fn logprobs(&mut self, choice: usize, tokens: &[GeneratedToken]) -> Value {
-        let model = &self.shared.model;
-        match (self.form, self.offsets.as_mut().and_then(|offsets| offsets.get_mut(choice))) {
-            (_, None) => Value::Null,
-            (Form::Chat, Some(_)) => json!({ "content": logprobs::of_chat(model, tokens), "refusal": null }),
-            (Form::Text, Some(offset)) => logprobs::of_text(model, tokens, offset),
+    fn next_logprobs(&mut self, index: usize) -> Value {
+        let Some(choice) = self.choices.get_mut(index).filter(|_| self.logprobs) else { return Value::Null };
+        let (model, tokens) = (&self.shared.model, std::mem::take(&mut choice.tokens));
+        match self.form {
+            Form::Chat => json!({ "content": logprobs::of_chat(model, &tokens), "refusal": null }),
+            Form::Text => logprobs::of_text(model, &tokens, &mut choice.offset),
         }
     }
 
@@ -240,6 +288,7 @@ impl Answer {
             "completion_tokens": self.generated,
             "total_tokens": self.prompt_tokens + self.generated,
             "prompt_tokens_details": { "cached_tokens": self.cached },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
         })
     }
 }

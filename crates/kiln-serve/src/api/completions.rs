@@ -11,6 +11,7 @@ use super::{
     Body, Server,
     answer::{Answer, Form},
     fields, parsed,
+    reader::Reader,
     settings::Settings,
 };
 use crate::{error::ApiError, fields as known, guard::Key, worker::Make};
@@ -97,6 +98,6 @@ pub(super) async fn complete(
             starts.push(start.clone());
         }
     }
-    let answer = Answer::begin(Form::Text, shared.clone(), all, starts, &of_answer).await?;
+    let answer = Answer::begin(Form::Text, shared.clone(), all, starts, &Reader::Plain, &of_answer).await?;
     if settings.stream { Ok(answer.stream(settings.includes_usage())) } else { answer.whole().await }
 }

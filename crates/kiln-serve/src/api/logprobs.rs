@@ -14,8 +14,12 @@ fn bytes(model: &Model, token: TokenId) -> Vec<u8> {
     model.token_bytes(token).ok().flatten().unwrap_or_default()
 }
 
+/// The text of a token. One that is no whole characters is spelled in bytes, as OpenAI's API does.
 fn text(model: &Model, token: TokenId) -> String {
-    String::from_utf8_lossy(&bytes(model, token)).into_owned()
+    String::from_utf8(bytes(model, token)).unwrap_or_else(|error| {
+        let spelled = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
+        format!("bytes:{}", spelled.collect::<String>())
+    })
 }
 
 /// A list of the tokens, as chat completions have it.

@@ -6,7 +6,9 @@ mod completions;
 mod embeddings;
 mod logprobs;
 mod page;
+mod reader;
 mod settings;
+mod tools;
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -111,7 +113,7 @@ async fn props(State(shared): Server) -> Json<Value> {
         "caches": std::iter::once(default).chain(&shared.plans).map(Plan::to_string).collect::<Vec<_>>(),
         "rows": shared.rows,
         "prefill_chunk": shared.chunk,
-        "running": worker.running(),
+        "running": worker.running().saturating_sub(worker.waiting()),
         "waiting": worker.waiting(),
         "memory": { "weights": model.weight_bytes(), "caches": caches, "prefixes": prefixes },
         "system_fingerprint": shared.fingerprint,

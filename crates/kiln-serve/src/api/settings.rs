@@ -6,7 +6,7 @@ use kiln::{
     GenerationConfig, Grammar, Model, Plan, Processor, Request, RowState, TokenId, expert::UNTIL_IT_ENDS,
 };
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Shared, fields};
 use crate::{error::ApiError, guard::Key};
@@ -46,6 +46,7 @@ pub(super) struct Settings {
     logprobs: Option<Value>,
     top_logprobs: Option<u64>,
     cache_salt: Option<String>,
+    skip_special_tokens: Option<bool>,
     kiln: Option<Own>,
 }
 
@@ -120,7 +121,9 @@ impl Processor for Penalties {
 #[derive(Clone, Debug)]
 pub(super) struct Choices {
     config: GenerationConfig,
-    grammar: Option<Grammar>,
+    pub(super) grammar: Option<Grammar>,
+    /// Whether the names of special tokens are part of the text.
+    pub(super) special_tokens: bool,
     penalties: Option<Penalties>,
     plan: Option<Plan>,
     /// The name under which prompts share their beginnings.
@@ -210,6 +213,7 @@ impl Settings {
         Ok(Choices {
             config,
             grammar: self.grammar()?,
+            special_tokens: self.skip_special_tokens == Some(false),
             penalties: has_penalties.then_some(penalties),
             plan: self.plan(shared)?,
             scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
@@ -268,17 +272,22 @@ impl Settings {
     }
 
     fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
-        let schema = match &self.response_format {
+        let mut schema = match &self.response_format {
             None | Some(ResponseFormat::Text) => return Ok(None),
-            Some(ResponseFormat::JsonObject) => r#"{"type": "object"}"#.to_owned(),
+            Some(ResponseFormat::JsonObject) => json!({ "type": "object" }),
             Some(ResponseFormat::JsonSchema { json_schema: JsonSchema { schema: Some(schema), .. } }) => {
-                schema.to_string()
+                schema.clone()
             }
             Some(ResponseFormat::JsonSchema { .. }) => {
                 return Err(ApiError::field("response_format.json_schema.schema", "is missing"));
             }
         };
-        Ok(Some(Grammar::json_schema(&schema)?))
+        if let Value::Object(schema) = &mut schema {
+            // Small models go on with white space, where any is allowed.
+            let guidance = json!({ "whitespace_flexible": true, "whitespace_pattern": "[ \\n]{0,20}" });
+            schema.entry("x-guidance").or_insert(guidance);
+        }
+        Ok(Some(Grammar::json_schema(&schema.to_string())?))
     }
 }
 
@@ -308,7 +317,10 @@ impl Choices {
         if let Some(logprobs) = self.logprobs {
             request = request.logprobs(logprobs);
         }
-        request = request.prefill_chunk(shared.chunk).prefix_scope(self.scope.as_str());
+        request = request
+            .special_tokens(self.special_tokens)
+            .prefill_chunk(shared.chunk)
+            .prefix_scope(self.scope.as_str());
         match &self.plan {
             Some(plan) => request.plan(plan.clone()),
             None => request,

@@ -31,6 +31,7 @@ impl<'a> Request<'a> {
             negative_prompt,
             features,
             logprobs: _,
+            special_tokens: _,
         } = self;
         model.causal().check_generative()?;
         let tokenizer = model.tokenizer().ok().cloned();

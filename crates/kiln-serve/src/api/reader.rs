@@ -1,0 +1,147 @@
+//! The parts of a chat answer: content, reasoning and calls of tools.
+
+use kiln::{AnswerParser, AnswerPart, ToolCall};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+
+/// Reads the parts of one choice from the pieces of its text.
+#[derive(Clone, Debug)]
+pub(super) enum Reader {
+    /// All text is content.
+    Plain,
+    /// As the model's family marks its parts.
+    Marked {
+        parser: AnswerParser,
+        /// Whether calls after the first are left out.
+        one_call: bool,
+        calls: usize,
+    },
+    /// JSON that a grammar forced: the arguments of a call of this tool, or a list of calls.
+    Forced { name: Option<String>, text: String },
+}
+
+#[derive(Deserialize)]
+struct Forced<'a> {
+    name: String,
+    #[serde(borrow)]
+    arguments: &'a RawValue,
+}
+
+impl Reader {
+    /// Takes a piece. Returns the parts that are certain.
+    pub(super) fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
+        match self {
+            Self::Plain if piece.is_empty() => Vec::new(),
+            Self::Plain => vec![AnswerPart::Content(piece.to_owned())],
+            Self::Marked { parser, .. } => {
+                let parts = parser.push(piece);
+                self.allowed(parts)
+            }
+            Self::Forced { text, .. } => {
+                text.push_str(piece);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Whether the text goes on with reasoning.
+    pub(super) fn is_reasoning(&self) -> bool {
+        matches!(self, Self::Marked { parser, .. } if parser.is_reasoning())
+    }
+
+    /// Returns the rest, after the last piece.
+    pub(super) fn finish(&mut self) -> Vec<AnswerPart> {
+        match self {
+            Self::Plain => Vec::new(),
+            Self::Marked { parser, .. } => {
+                let parts = parser.finish();
+                self.allowed(parts)
+            }
+            Self::Forced { name: Some(name), text } => {
+                let call = ToolCall { name: std::mem::take(name), arguments: std::mem::take(text) };
+                vec![AnswerPart::Call(call)]
+            }
+            Self::Forced { name: None, text } => match serde_json::from_str::<Vec<Forced<'_>>>(text) {
+                Ok(calls) => calls
+                    .into_iter()
+                    .map(|Forced { name, arguments }| {
+                        AnswerPart::Call(ToolCall { name, arguments: arguments.get().to_owned() })
+                    })
+                    .collect(),
+                // It was cut off.
+                Err(_) => vec![AnswerPart::Content(std::mem::take(text))],
+            },
+        }
+    }
+
+    fn allowed(&mut self, mut parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
+        if let Self::Marked { one_call, calls, .. } = self {
+            parts.retain(|part| {
+                let is_call = matches!(part, AnswerPart::Call(_));
+                *calls += usize::from(is_call);
+                !(is_call && *one_call && *calls > 1)
+            });
+        }
+        parts
+    }
+}
+
+/// The message of a choice, as far as it was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Message {
+    content: String,
+    reasoning: String,
+    calls: Vec<Value>,
+}
+
+impl Message {
+    /// Adds a part. Returns the change for a stream. `id`: that of the answer.
+    pub(super) fn add(&mut self, part: AnswerPart, id: &str, choice: usize) -> Value {
+        match part {
+            AnswerPart::Content(text) => {
+                self.content.push_str(&text);
+                json!({ "content": text })
+            }
+            AnswerPart::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                // llama.cpp and DeepSeek have one name, vLLM the other.
+                json!({ "reasoning_content": text, "reasoning": text })
+            }
+            AnswerPart::Call(ToolCall { name, arguments }) => {
+                let index = self.calls.len();
+                let mut call = json!({
+                    "id": format!("call-{id}-{choice}-{index}"),
+                    "type": "function",
+                    "function": { "name": name, "arguments": arguments },
+                });
+                self.calls.push(call.clone());
+                call["index"] = json!(index);
+                json!({ "tool_calls": [call] })
+            }
+            _ => json!({}),
+        }
+    }
+
+    pub(super) fn has_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    pub(super) fn content(&self) -> &str {
+        &self.content
+    }
+
+    /// The whole message.
+    pub(super) fn object(&self) -> Value {
+        let Self { content, reasoning, calls } = self;
+        let content = if content.is_empty() && !calls.is_empty() { Value::Null } else { json!(content) };
+        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = json!(reasoning);
+            message["reasoning"] = json!(reasoning);
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = json!(calls);
+        }
+        message
+    }
+}
