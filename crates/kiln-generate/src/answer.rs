@@ -59,7 +59,7 @@ const FAMILIES: [(&str, Calls); 7] = [
     ("[TOOL_CALLS]", marked("[TOOL_CALLS]", None, Body::Mistral)),
     ("<|tool_call|>", marked("<|tool_call|>", Some("<|/tool_call|>"), Body::Tagged)),
     ("<tool_calls>", marked("<tool_calls>", Some("</tool_calls>"), Body::Tagged)),
-    ("<tool_call>", marked("<tool_call>", Some("</tool_call>"), Body::Tagged)),
+    ("<tool_call>", Calls { bare: true, ..marked("<tool_call>", Some("</tool_call>"), Body::Tagged) }),
     ("<|python_tag|>", Calls { bare: true, ..marked("<|python_tag|>", None, Body::Tagged) }),
 ];
 
@@ -286,7 +286,13 @@ impl AnswerParser {
     /// Reads calls between two marks; what cannot be read is text.
     fn read_calls(&self, mark: &str, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
         let read = self.format.calls.and_then(|calls| calls.body.read(body, &self.tools));
-        match read.filter(|calls| !calls.is_empty()) {
+        // Without a mark, an answer in JSON is a call only of a tool that there is.
+        let name_of = |tool: &Value| tool.get("function").unwrap_or(tool)["name"].as_str().map(str::to_owned);
+        let names: Vec<String> = self.tools.iter().filter_map(name_of).collect();
+        let is_meant = |calls: &Vec<ToolCall>| {
+            !calls.is_empty() && (!mark.is_empty() || calls.iter().all(|call| names.contains(&call.name)))
+        };
+        match read.filter(is_meant) {
             Some(calls) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
             None => say(AnswerPart::Content, &format!("{mark}{body}{close}"), parts),
         }
