@@ -173,7 +173,8 @@ impl AnswerParser {
                 say(AnswerPart::Reasoning, &held, &mut parts)
             }
             State::Text | State::Message(Kind::Content) => say(AnswerPart::Content, &held, &mut parts),
-            // A message without a text.
+            // A text without a header, or a header without a text.
+            State::Header if !held.contains("<|") => say(AnswerPart::Content, &held, &mut parts),
             State::Header => {}
         }
         parts

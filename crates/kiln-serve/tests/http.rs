@@ -551,6 +551,7 @@ fn what_is_wrong_is_named() {
         (json!({ "model": "demo", "prompt": "a", "logprobs": 1, "echo": true }), 400, "logprobs"),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "sliding" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "huge" } }), 400, "kiln.cache"),
+        (json!({ "model": "demo", "prompt": "a", "cache_salt": "a".repeat(257) }), 400, "cache_salt"),
         (json!({ "model": "demo", "prompt": "a", "best_of": 3 }), 400, "best_of"),
         (json!({ "model": "demo", "prompt": "a", "logit_bias": { "99999999": 1 } }), 400, "logit_bias"),
         (json!({ "model": "demo", "prompt": "a", "stop": "" }), 400, "stop"),

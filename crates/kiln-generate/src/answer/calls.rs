@@ -61,20 +61,27 @@ fn json(text: &str) -> Option<Vec<ToolCall>> {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
         let value = values.next()?.ok()?;
         let end = values.byte_offset();
-        add(value, &mut calls)?;
+        add(value, &mut calls, 0)?;
         rest = rest[end..].trim_start_matches(|c: char| c.is_whitespace() || c == ';' || c == ',');
     }
     Some(calls)
 }
 
-fn add(value: &RawValue, calls: &mut Vec<ToolCall>) -> Option<()> {
+/// Adds a call, or those of a list. `depth`: number of values around it.
+fn add(value: &RawValue, calls: &mut Vec<ToolCall>, depth: usize) -> Option<()> {
+    /// A list, a call, and the function in it.
+    const DEEPEST: usize = 2;
+
+    if depth > DEEPEST {
+        return None;
+    }
     if value.get().starts_with('[') {
         let all: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
-        return all.into_iter().try_for_each(|value| add(value, calls));
+        return all.into_iter().try_for_each(|value| add(value, calls, depth + 1));
     }
     let Written { name, arguments: given, function } = serde_json::from_str(value.get()).ok()?;
     if let (None, Some(function)) = (&name, function) {
-        return add(function, calls);
+        return add(function, calls, depth + 1);
     }
     let arguments = match given {
         None => "{}".to_owned(),

@@ -145,6 +145,10 @@ fn text_that_is_no_call_is_not_lost() {
         "<|tool_call_start|>[f(a=]<|tool_call_end|>",
         &[content("<|tool_call_start|>[f(a=]<|tool_call_end|>")],
     );
+    let deep = format!("<tool_call>{}{}</tool_call>", "[".repeat(100_000), "]".repeat(100_000));
+    let format = AnswerFormat::of_source("<tool_call> tools");
+    assert_eq!(parts(&format, "", &[json!({ "name": "f" })], &deep, deep.len()), [content(&deep)]);
+    check("<|channel|>", "<|start|>assistant", "Plain.", &[content("Plain.")]);
     // Without tools, nothing is a call.
     let format = AnswerFormat::of_source("<tool_call> tools");
     let text = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;

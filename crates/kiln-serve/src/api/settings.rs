@@ -14,6 +14,9 @@ use crate::{error::ApiError, guard::Key};
 /// Most of the likeliest tokens whose log-probabilities are told, as OpenAI has it.
 const MOST_LOGPROBS: u64 = 20;
 
+/// Longest `cache_salt`, in bytes: it is kept with each prompt.
+const LONGEST_SALT: usize = 256;
+
 /// Most choices of a request.
 const MOST_CHOICES: usize = 16;
 
@@ -209,6 +212,9 @@ impl Settings {
             presence: self.presence_penalty.unwrap_or(0.0),
             frequency: self.frequency_penalty.unwrap_or(0.0),
         };
+        if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
+            return Err(ApiError::field("cache_salt", format!("is longer than {LONGEST_SALT} bytes")));
+        }
         let has_penalties = penalties.presence != 0.0 || penalties.frequency != 0.0;
         Ok(Choices {
             config,
