@@ -3,8 +3,11 @@
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Args;
-use kiln::{ChatTemplate, EXACT_ROWS, Error, Plan, Pooling, expert::files};
-use kiln_serve::{ServeOptions, Server};
+use kiln::{
+    ChatTemplate, EXACT_ROWS, Error, Plan, Pooling,
+    expert::{files, name_of},
+};
+use kiln_serve::{ServeOptions, ServedModel, Server};
 
 use crate::{
     interrupt::Interruptible,
@@ -17,8 +20,10 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    ///
+    /// May be given several times. The first is loaded at once, the others when a request asks for them.
     #[arg(short, long, value_name = "MODEL")]
-    model: Option<PathBuf>,
+    model: Vec<PathBuf>,
     /// Address to listen on; others than 127.0.0.1 need keys
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
@@ -26,8 +31,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
     /// Name by which requests ask for the model [default: that of the folder or file]
+    ///
+    /// With several models, given once for each, in the same order.
     #[arg(long, value_name = "NAME")]
-    alias: Option<String>,
+    alias: Vec<String>,
+    /// Models that are loaded at once; another takes the place of the one asked for longest ago [default:
+    /// all]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    max_models: Option<usize>,
+    /// Seconds after which a model that nobody asks for is unloaded [default: never]
+    #[arg(long, value_name = "SECONDS")]
+    idle_unload: Option<u64>,
     /// File with keys, one per line, of which a request needs one; so does the variable KILN_API_KEYS, with
     /// commas
     #[arg(long, value_name = "FILE")]
@@ -91,12 +105,35 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         Some(path) => Some(ChatTemplate::new(&files::read_input(path)?)?),
         None => None,
     };
-    let folder = load::folder(args.model.as_deref())?;
-    let device = load::open(&args.place)?;
-    let model = match load::is_embedder(&folder)? {
-        true => load::model(&folder, &args.place, device, Some(&Plan::none()), 0)?,
-        false => load::text_model(&folder, &args.place, device, plan.as_ref(), 0)?,
+    let folders: Vec<PathBuf> = match &args.model[..] {
+        [] => vec![load::folder(None)?],
+        models => models.iter().map(|model| load::folder(Some(model))).collect::<Result<_>>()?,
     };
+    let names = args.names(&folders)?;
+    if folders.len() > 1 && !args.place.lora.is_empty() {
+        let why = "changes one model; give one `--model`, or merge the adapter".to_owned();
+        return Err(Error::Setting { name: "lora", why }.into());
+    }
+    // Faults of folders are found before any model is loaded.
+    for folder in &folders {
+        load::check_text_model(folder)?;
+    }
+    let device = load::open(&args.place)?;
+    let loader = |folder: &PathBuf| {
+        let (folder, place, device, plan) =
+            (folder.clone(), args.place.clone(), device.clone(), plan.clone());
+        move || match load::is_embedder(&folder)? {
+            true => load::model(&folder, &place, device.clone(), Some(&Plan::none()), 0),
+            false => load::text_model(&folder, &place, device.clone(), plan.as_ref(), 0),
+        }
+    };
+    let mut models = Vec::new();
+    for (at, (folder, name)) in folders.iter().zip(&names).enumerate() {
+        models.push(match at {
+            0 => ServedModel::loaded(name, loader(folder)()?).loaded_again_by(loader(folder)),
+            _ => ServedModel::on_demand(name, loader(folder)),
+        });
+    }
     let options = ServeOptions {
         rows: args.rows,
         queue: args.queue,
@@ -108,20 +145,35 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         prefix_bytes: usize::try_from(args.prefix_memory).unwrap_or(usize::MAX),
         template,
         pooling: args.pooling,
+        most_loaded: args.max_models.unwrap_or(usize::MAX),
+        idle: args.idle_unload.map(Duration::from_secs),
         drain: Duration::from_secs(args.drain),
-        ..ServeOptions::new(args.alias.clone().unwrap_or_else(|| model.name().to_owned()))
     };
-    let name = options.name.clone();
     let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
-    let server = Server::new(model, options, &format!("{host}:{}", args.port))?;
+    let server = Server::new(models, options, &format!("{host}:{}", args.port))?;
     let address = server.address();
-    note(format_args!("{name} at http://{address}/v1, and a chat at http://{address}; Ctrl-C ends"));
+    let names = names.join(", ");
+    note(format_args!("{names} at http://{address}/v1, and a chat at http://{address}; Ctrl-C ends"));
     let interruptible = Interruptible::begin();
     server.run(|| interruptible.came()).map_err(|e| Failure::Output("the network", e))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl ServeArgs {
+    /// The names by which requests ask for the models: those that were given, else those of the folders.
+    fn names(&self, folders: &[PathBuf]) -> Result<Vec<String>> {
+        if !self.alias.is_empty() && self.alias.len() != folders.len() {
+            let (names, models) = (self.alias.len(), folders.len());
+            let why = format!("is given {names} times for {models} models; give one for each, or none");
+            return Err(Error::Setting { name: "alias", why }.into());
+        }
+        let own = |folder: &PathBuf| name_of(folder);
+        Ok(match &self.alias[..] {
+            [] => folders.iter().map(own).collect(),
+            names => names.to_vec(),
+        })
+    }
+
     /// The keys of the file, and those of the environment.
     fn keys(&self) -> Result<Vec<String>> {
         let mut keys: Vec<String> = Vec::new();

@@ -3,12 +3,15 @@
 //! The family is found in the chat template, which writes the same marks. A parser takes a text in pieces of
 //! any size and loses none of it: a call that cannot be read is text.
 
+mod budget;
 mod calls;
 
 use std::mem;
 
+use kiln_core::{Result, model::TokenId};
 use serde_json::Value;
 
+pub use self::budget::ReasoningBudget;
 use self::calls::Body;
 use crate::ChatTemplate;
 
@@ -95,6 +98,27 @@ impl AnswerFormat {
     /// Whether anything is marked.
     pub fn is_marked(&self) -> bool {
         self.reasoning.is_some() || self.has_calls()
+    }
+
+    /// Whether reasoning is marked.
+    pub fn has_reasoning(&self) -> bool {
+        self.reasoning.is_some() || self.has_channels
+    }
+
+    /// An end to reasoning after this many tokens, in an answer to `prompt`, a rendered conversation; `None`
+    /// if the model's reasoning has no mark at its end that can be forced. `encode`: makes tokens of a text.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    pub fn reasoning_budget(
+        &self,
+        prompt: &str,
+        tokens: usize,
+        encode: impl Fn(&str) -> Result<Vec<TokenId>>,
+    ) -> Result<Option<ReasoningBudget>> {
+        let Some([open, close]) = self.reasoning.filter(|_| !self.has_channels) else { return Ok(None) };
+        let is_open = prompt.trim_end().ends_with(open);
+        Ok(Some(ReasoningBudget { open: encode(open)?, close: encode(close)?, is_open, tokens }))
     }
 
     /// Creates a parser for the answer to `prompt`, a rendered conversation, which may begin the reasoning.

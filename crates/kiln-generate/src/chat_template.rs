@@ -124,12 +124,13 @@ impl ChatTemplate {
         engine::prepared(source).map(|source| Self { source })
     }
 
-    /// Whether the template has this name anywhere, such as that of a variable that it reads.
-    pub fn mentions(&self, name: &str) -> bool {
-        self.source.contains(name)
+    /// Whether the template reads a variable of this name.
+    pub fn reads(&self, name: &str) -> bool {
+        engine::reads(&self.source, name)
     }
 
-    pub(crate) fn source(&self) -> &str {
+    /// The text of the template, as it is run.
+    pub fn source(&self) -> &str {
         &self.source
     }
 

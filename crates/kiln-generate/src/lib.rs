@@ -63,7 +63,7 @@ mod settings;
 mod stats;
 mod stopping;
 
-pub use answer::{AnswerFormat, AnswerParser, AnswerPart, ToolCall};
+pub use answer::{AnswerFormat, AnswerParser, AnswerPart, ReasoningBudget, ToolCall};
 pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use completion::Completion;

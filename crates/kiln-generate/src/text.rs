@@ -117,7 +117,7 @@ impl StoppedText {
     /// # Errors
     /// The errors of [`TextStream::push`].
     pub fn push(&mut self, id: TokenId) -> Result<String> {
-        if self.stops.found() {
+        if self.stops.found().is_some() {
             return Ok(String::new());
         }
         let text = self.stream.push(id)?.unwrap_or_default();
@@ -143,8 +143,8 @@ impl StoppedText {
         Ok(rest)
     }
 
-    /// Whether a stop string was found.
-    pub fn found(&self) -> bool {
+    /// The stop string that was found.
+    pub fn found(&self) -> Option<&str> {
         self.stops.found()
     }
 }
@@ -160,7 +160,7 @@ pub struct StopStrings {
     held: String,
     /// Byte ranges of `held` that are searched and not returned.
     hidden: Vec<Range<usize>>,
-    found: bool,
+    found: Option<String>,
 }
 
 impl StopStrings {
@@ -177,16 +177,16 @@ impl StopStrings {
     /// Appends a piece. Returns the text that certainly comes before any stop string; empty after the first
     /// stop string.
     pub fn push(&mut self, piece: &str) -> String {
-        if self.found {
+        if self.found.is_some() {
             return String::new();
         }
         self.held.push_str(piece);
-        let first =
-            self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at))).min();
-        self.found = first.is_some();
-        let certain = first.map_or_else(|| self.certain(), |(_, start)| start);
+        let places = self.stops.iter().filter_map(|stop| Some((self.held.find(stop)?, stop)));
+        let first = places.map(|(at, stop)| (at + stop.len(), at, stop)).min();
+        self.found = first.map(|(_, _, stop)| stop.clone());
+        let certain = first.map_or_else(|| self.certain(), |(_, start, _)| start);
         let given = self.take(certain);
-        if self.found {
+        if self.found.is_some() {
             (self.held, self.hidden) = Default::default();
         }
         given
@@ -194,7 +194,7 @@ impl StopStrings {
 
     /// Appends text that is searched like any other and never returned, such as that of a special token.
     pub fn push_hidden(&mut self, piece: &str) -> String {
-        if !self.found {
+        if self.found.is_none() {
             let start = self.held.len();
             self.hidden.push(start..start + piece.len());
         }
@@ -207,9 +207,9 @@ impl StopStrings {
         self.take(self.held.len())
     }
 
-    /// Whether a stop string was found.
-    pub fn found(&self) -> bool {
-        self.found
+    /// The stop string that was found.
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Removes the first `bytes` bytes of the held text, and returns the part that is not hidden.

@@ -268,8 +268,18 @@ async function watch() {
 
 async function poll() {
     try {
-        const state = await (await request("props")).json();
         if (element("trouble").textContent || !element("model").value) await showModels();
+        const model = element("model").value;
+        const state = await (await request(`props?model=${encodeURIComponent(model)}`)).json();
+        document.title = `${model} · Kiln`;
+        element("trouble").textContent = "";
+        needsKey = false;
+        if (!state.loaded) {
+            fill("cache", [["", "default"]]);
+            element("cache-label").hidden = true;
+            element("status").textContent = "The model is loaded with the first question.";
+            return;
+        }
         const caches = [state.cache, ...state.caches.filter((cache) => cache !== state.cache)];
         fill("cache", caches.map((cache, index) => (index === 0 ? ["", `${cache} (default)`] : [cache, cache])));
         element("cache-label").hidden = caches.length < 2;
@@ -280,8 +290,6 @@ async function poll() {
             `context of ${state.context} tokens`,
             `${state.running} running, ${state.waiting} waiting`,
         ].join(" · ");
-        element("trouble").textContent = "";
-        needsKey = false;
     } catch (failure) {
         if (!(failure instanceof Failure)) console.error(failure);
         const why = failure instanceof Failure ? failure.message : "The state of the server is unknown.";
@@ -296,7 +304,6 @@ async function showModels() {
     const { data } = await (await request("v1/models")).json();
     fill("model", data.map(({ id }) => [id, id]));
     element("model").disabled = data.length < 2;
-    document.title = `${element("model").value} · Kiln`;
 }
 
 /** Fills a chooser with pairs of a value and its text, and chooses what the user chose before. */
@@ -394,6 +401,8 @@ for (const field of fields) {
         settings[field.name] = field.value;
         write("settings", settings);
         showSettings();
+        // Another model has other caches.
+        if (field.id === "model") pollSoon();
     });
 }
 

@@ -36,7 +36,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// The object of the field `error`, also at the end of a stream.
+    /// The object of the field `error` in OpenAI's form, also at the end of a stream.
     pub(crate) fn object(&self) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -45,6 +45,57 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         json!({ "message": self.message, "type": kind, "param": self.param, "code": self.code })
+    }
+
+    /// The body of a response in this form.
+    pub(crate) fn body(&self, form: ErrorForm) -> Value {
+        match form {
+            ErrorForm::OpenAi => json!({ "error": self.object() }),
+            ErrorForm::Anthropic => {
+                let kind = match self.status {
+                    StatusCode::UNAUTHORIZED => "authentication_error",
+                    StatusCode::FORBIDDEN => "permission_error",
+                    StatusCode::NOT_FOUND => "not_found_error",
+                    StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+                    StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+                    StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+                    status if status.is_server_error() => "api_error",
+                    _ => "invalid_request_error",
+                };
+                json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+            }
+            ErrorForm::Ollama => json!({ "error": self.message }),
+        }
+    }
+
+    pub(crate) fn response(&self, form: ErrorForm) -> Response {
+        let mut response = (self.status, Json(self.body(form))).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// The form of errors in an API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorForm {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl ErrorForm {
+    /// The form of the API with this address.
+    pub(crate) fn of(path: &str) -> Self {
+        match path {
+            path if path.starts_with("/v1/messages") => Self::Anthropic,
+            path if path.starts_with("/api/") => Self::Ollama,
+            _ => Self::OpenAi,
+        }
     }
 }
 
@@ -72,13 +123,9 @@ impl From<Error> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({ "error": self.object() }))).into_response();
-        if let Some(seconds) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
+        let mut response = self.response(ErrorForm::OpenAi);
+        // The API that was asked may have another form.
+        response.extensions_mut().insert(self);
         response
     }
 }

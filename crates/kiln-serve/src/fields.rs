@@ -76,6 +76,7 @@ pub const CHAT: &[(&str, Use)] = &[
     ("tool_choice", Honoured),
     ("parallel_tool_calls", Honoured),
     ("reasoning_effort", Honoured),
+    ("thinking_token_budget", Honoured),
     ("functions", OLD_TOOLS),
     ("function_call", OLD_TOOLS),
     ("verbosity", Refused("no model here has levels of it", None)),
@@ -92,6 +93,166 @@ pub const COMPLETIONS: &[(&str, Use)] = &[
     ("best_of", Refused("the best of several texts is not chosen; use `n`", Some("1"))),
     ("suffix", Refused("texts are not filled in; leave it out", None)),
 ];
+
+/// All fields of `/v1/responses`.
+pub const RESPONSES: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("input", Honoured),
+    ("instructions", Honoured),
+    ("previous_response_id", Honoured),
+    ("store", Honoured),
+    ("stream", Honoured),
+    ("max_output_tokens", Honoured),
+    ("temperature", Honoured),
+    ("top_p", Honoured),
+    ("top_logprobs", Honoured),
+    ("include", Honoured),
+    ("tools", Honoured),
+    ("tool_choice", Honoured),
+    ("parallel_tool_calls", Honoured),
+    ("text", Honoured),
+    ("reasoning", Honoured),
+    ("metadata", Honoured),
+    ("kiln", Honoured),
+    ("stream_options", Accepted),
+    ("user", Accepted),
+    ("safety_identifier", Accepted),
+    ("prompt_cache_key", Accepted),
+    ("prompt_cache_retention", Accepted),
+    ("prompt_cache_options", Accepted),
+    ("service_tier", Refused("there is one tier; leave it out", Some("\"auto\""))),
+    ("truncation", Refused("an input that is too long is refused, and not cut", Some("\"disabled\""))),
+    ("background", Refused("answers are given at once", None)),
+    ("background_options", Refused("answers are given at once", None)),
+    ("conversation", Refused("use `previous_response_id`", None)),
+    ("prompt", Refused("there are no stored prompts; use `input`", None)),
+    ("max_tool_calls", Refused("the client calls the tools", None)),
+    ("context_management", Refused("inputs are not edited", None)),
+    ("moderation", Refused("nothing is moderated here; leave it out", None)),
+    ("access_programs", Refused("there are no such programs here", None)),
+    ("image", Refused("no pictures are made here", None)),
+];
+
+/// All fields of `/v1/messages` and `/v1/messages/count_tokens`.
+pub const MESSAGES: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("messages", Honoured),
+    ("max_tokens", Honoured),
+    ("system", Honoured),
+    ("stop_sequences", Honoured),
+    ("stream", Honoured),
+    ("temperature", Honoured),
+    ("top_p", Honoured),
+    ("top_k", Honoured),
+    ("tools", Honoured),
+    ("tool_choice", Honoured),
+    ("thinking", Honoured),
+    ("output_config", Honoured),
+    ("kiln", Honoured),
+    ("metadata", Accepted),
+    ("cache_control", Accepted),
+    ("inference_geo", Accepted),
+    ("user_profile_id", Accepted),
+    ("workspace_id", Accepted),
+    ("service_tier", Accepted),
+    ("speed", Refused("there is one speed; leave it out", Some("\"standard\""))),
+    ("container", Refused("there are no containers here", None)),
+    ("diagnostics", Refused("there are no diagnostics; leave it out", None)),
+    ("context_management", Refused("messages are not edited; leave it out", None)),
+    ("mcp_servers", Refused("this server opens no address", None)),
+];
+
+/// Fields that ollama's `/api/chat` and `/api/generate` share.
+pub const OLLAMA: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("stream", Honoured),
+    ("options", Honoured),
+    ("format", Honoured),
+    ("keep_alive", Honoured),
+    ("think", Honoured),
+    ("logprobs", Honoured),
+    ("top_logprobs", Honoured),
+    ("kiln", Honoured),
+    ("truncate", Only(false, "a prompt that is too long is refused, and not cut")),
+    ("shift", Only(false, "an answer ends where the model's positions do")),
+];
+
+/// Fields of `/api/chat`, beside [`OLLAMA`].
+pub const OLLAMA_CHAT: &[(&str, Use)] = &[("messages", Honoured), ("tools", Honoured)];
+
+const PICTURES: Use = Refused("no pictures are made here", None);
+
+/// Fields of `/api/generate`, beside [`OLLAMA`].
+pub const OLLAMA_GENERATE: &[(&str, Use)] = &[
+    ("prompt", Honoured),
+    ("system", Honoured),
+    ("raw", Honoured),
+    ("suffix", Refused("texts are not filled in; leave it out", None)),
+    ("template", Refused("the template is chosen when the server starts (`--template`)", None)),
+    ("context", Refused("give the conversation to `/api/chat` instead", None)),
+    ("images", Refused("only text is read", None)),
+    ("width", PICTURES),
+    ("height", PICTURES),
+    ("steps", PICTURES),
+];
+
+const OF_SERVER: Use = Accepted;
+
+/// Fields of `options`. How the server computes is chosen when it starts, and changes no answer.
+pub const OLLAMA_OPTIONS: &[(&str, Use)] = &[
+    ("seed", Honoured),
+    ("num_predict", Honoured),
+    ("num_ctx", Honoured),
+    ("top_k", Honoured),
+    ("top_p", Honoured),
+    ("min_p", Honoured),
+    ("typical_p", Honoured),
+    ("repeat_penalty", Honoured),
+    ("repeat_last_n", Honoured),
+    ("presence_penalty", Honoured),
+    ("frequency_penalty", Honoured),
+    ("temperature", Honoured),
+    ("stop", Honoured),
+    ("tfs_z", Refused("tail-free sampling is not there; use `min_p`", Some("1.0"))),
+    ("mirostat", Refused("Mirostat is not there; use `min_p`", Some("0"))),
+    ("mirostat_tau", Refused("Mirostat is not there; use `min_p`", None)),
+    ("mirostat_eta", Refused("Mirostat is not there; use `min_p`", None)),
+    ("penalize_newline", Only(true, "penalties are for all tokens")),
+    ("num_keep", OF_SERVER),
+    ("num_batch", OF_SERVER),
+    ("num_gpu", OF_SERVER),
+    ("main_gpu", OF_SERVER),
+    ("num_thread", OF_SERVER),
+    ("numa", OF_SERVER),
+    ("low_vram", OF_SERVER),
+    ("f16_kv", OF_SERVER),
+    ("use_mmap", OF_SERVER),
+    ("use_mlock", OF_SERVER),
+    ("vocab_only", OF_SERVER),
+    ("embedding_only", OF_SERVER),
+    ("logits_all", OF_SERVER),
+];
+
+/// Fields of `/api/embed`.
+pub const OLLAMA_EMBED: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("input", Honoured),
+    ("truncate", Honoured),
+    ("dimensions", Honoured),
+    ("keep_alive", Honoured),
+    ("options", Refused("no option changes an embedding", None)),
+];
+
+/// Fields of `/api/embeddings`.
+pub const OLLAMA_EMBEDDINGS: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("prompt", Honoured),
+    ("keep_alive", Honoured),
+    ("options", Refused("no option changes an embedding", None)),
+];
+
+/// Fields of `/api/show`.
+pub const OLLAMA_SHOW: &[(&str, Use)] = &[("model", Honoured), ("name", Honoured), ("verbose", Accepted)];
 
 /// All fields of `/v1/embeddings`.
 pub const EMBEDDINGS: &[(&str, Use)] = &[

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -19,6 +19,10 @@ type Hash = [u8; 32];
 /// The key of a request: its number among those of the server; `None` if no key is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) Option<u64>);
+
+/// Headers that pages of other origins may send.
+const HEADERS: &str = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, \
+                       anthropic-dangerous-direct-browser-access";
 
 /// Addresses that need no key: whether the server is well, and the page, which asks for the key itself.
 const OPEN: [&str; 4] = ["/health", "/", "/page.css", "/page.js"];
@@ -72,7 +76,9 @@ impl Guard {
         if self.keys.is_empty() {
             return Ok(Key(None));
         }
-        let given = text(headers, header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+        let bearer = text(headers, header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+        // Anthropic's clients have another name.
+        let given = bearer.or_else(|| text(headers, HeaderName::from_static("x-api-key")));
         let given = hash(given.unwrap_or_default().trim());
         // All keys are compared, each in the same time.
         let found =
@@ -115,9 +121,9 @@ pub(crate) async fn guard(State(guard): State<Arc<Guard>>, mut request: Request,
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
-        let allowed = HeaderValue::from_static("authorization, content-type");
+        let allowed = HeaderValue::from_static(HEADERS);
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     }
     response
 }

@@ -1,7 +1,7 @@
-//! OpenAI's API over HTTP, for one model whose requests share passes.
+//! The APIs of OpenAI, Anthropic and ollama over HTTP, for models whose requests share passes.
 //!
-//! [`Server`] listens; its engine runs on a thread of its own ([`kiln::Engine`]). A request gives the tokens
-//! that it gives alone, whatever else runs.
+//! [`Server`] listens; the engine of each model runs on a thread of its own ([`kiln::Engine`]). A request
+//! gives the tokens that it gives alone, whatever else runs.
 //!
 //! **Invariants:** only this crate listens on the network, and it opens no connection. No field of a request
 //! is read past in silence (`fields.rs`). No text of a request is logged.
@@ -12,6 +12,7 @@ mod error;
 pub mod fields;
 mod guard;
 mod metrics;
+mod models;
 mod worker;
 
 use std::{
@@ -27,14 +28,13 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, device::DeviceClass};
+use kiln::{ChatTemplate, Error, Plan, Pooling, Result};
 use tokio::{sync::Semaphore, time};
 
+pub use crate::models::ServedModel;
 use crate::{
-    api::Shared,
     guard::{Guard, guard, is_loopback},
-    metrics::Metrics,
-    worker::Worker,
+    models::Models,
 };
 
 /// Most connections at once; others wait to be accepted.
@@ -53,10 +53,8 @@ const HEADER_BYTES: usize = 32 << 10;
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The name by which requests ask for the model.
-    pub name: String,
-    /// The most choices that are computed at once. With more than [`kiln::EXACT_ROWS`], bits of a request may
-    /// depend on others on a GPU.
+    /// The most choices that are computed at once, of each model. With more than [`kiln::EXACT_ROWS`], bits
+    /// of a request may depend on others on a GPU.
     pub rows: usize,
     /// The most choices that wait; others are refused with status 429.
     pub queue: usize,
@@ -77,15 +75,18 @@ pub struct ServeOptions {
     pub template: Option<ChatTemplate>,
     /// How embeddings are made of the vectors of tokens. Default: as the model's folder says.
     pub pooling: Option<Pooling>,
+    /// The most models that are loaded at once. Another one takes the place of the one that was asked for
+    /// longest ago.
+    pub most_loaded: usize,
+    /// Time after which a model that nobody asks for is unloaded; `None`: never.
+    pub idle: Option<Duration>,
     /// Time that answers have to end after the server was told to.
     pub drain: Duration,
 }
 
-impl ServeOptions {
-    /// Options with this name of the model.
-    pub fn new(name: impl Into<String>) -> Self {
+impl Default for ServeOptions {
+    fn default() -> Self {
         Self {
-            name: name.into(),
             rows: kiln::EXACT_ROWS,
             queue: 256,
             keys: Vec::new(),
@@ -96,6 +97,8 @@ impl ServeOptions {
             prefix_bytes: 1 << 30,
             template: None,
             pooling: None,
+            most_loaded: usize::MAX,
+            idle: None,
             drain: Duration::from_secs(30),
         }
     }
@@ -105,28 +108,36 @@ impl ServeOptions {
 ///
 /// ```no_run
 /// use kiln::Model;
-/// use kiln_serve::{ServeOptions, Server};
+/// use kiln_serve::{ServeOptions, ServedModel, Server};
 ///
-/// let server = Server::new(Model::load("SmolLM2-135M-Instruct")?, ServeOptions::new("smollm2"), "127.0.0.1:8080")?;
+/// let model = ServedModel::loaded("smollm2", Model::load("SmolLM2-135M-Instruct")?);
+/// let server = Server::new(vec![model], ServeOptions::default(), "127.0.0.1:8080")?;
 /// println!("http://{}", server.address());
 /// server.run(|| false)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     router: Router,
+    models: Arc<Models>,
     drain: Duration,
 }
 
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 impl Server {
-    /// Starts the engine, and binds the address, such as `127.0.0.1:8080`; port 0 is any free one.
+    /// Starts the engines of loaded models, and binds the address, such as `127.0.0.1:8080`; port 0 is any
+    /// free one. The first model answers where a request may leave out the name.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an address that cannot be bound, and for 0 rows.
-    pub fn new(model: Model, options: ServeOptions, address: &str) -> Result<Self> {
-        model.text_stream()?;
+    /// [`Error::Setting`] for an address that cannot be bound, for 0 rows, and for no model or two of the
+    /// same name.
+    pub fn new(models: Vec<ServedModel>, options: ServeOptions, address: &str) -> Result<Self> {
         let setting = |name, why: String| Error::Setting { name, why };
         let bound = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -135,12 +146,6 @@ impl Server {
         });
         let (listener, bound) =
             bound.map_err(|e| setting("host", format!("{address} cannot be listened on: {e}")))?;
-        let fingerprint = format!(
-            "kiln-{}-{}-{}",
-            env!("CARGO_PKG_VERSION"),
-            model.dtype().name(),
-            model.fingerprint()?.get(..12).unwrap_or_default(),
-        );
         let own = |name: &str| name.rsplit_once(':').map_or(name, |(host, _)| host).to_owned();
         let hosts = bound.ip().is_loopback().then(|| {
             let mut hosts = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned).to_vec();
@@ -148,25 +153,13 @@ impl Server {
             hosts.retain(|host| is_loopback(host));
             hosts
         });
-        let rules = Arc::new(Guard::new(&options.keys, hosts, options.origins));
-        let metrics = Metrics::new(&options.name);
-        let ServeOptions { rows, queue, prefix_bytes, .. } = options;
-        let default_chunk = if model.opened().info.class == DeviceClass::Cpu { 128 } else { 256 };
-        let shared = Shared {
-            worker: Worker::start(model.clone(), rows, queue, prefix_bytes, metrics)?,
-            rows,
-            plans: options.plans,
-            chunk: options.prefill_chunk.unwrap_or(default_chunk),
-            model,
-            name: options.name,
-            template: options.template,
-            plan: options.plan,
-            pooling: options.pooling,
-            started: api::now(),
-            fingerprint,
-        };
-        let router = api::router(Arc::new(shared)).layer(middleware::from_fn_with_state(rules, guard));
-        Ok(Self { listener, address: bound, router, drain: options.drain })
+        let rules = Arc::new(Guard::new(&options.keys, hosts, options.origins.clone()));
+        let drain = options.drain;
+        let models = Arc::new(Models::new(models, options)?);
+        let router = api::router(models.clone())
+            .layer(middleware::from_fn_with_state(rules, guard))
+            .layer(middleware::from_fn(api::finish));
+        Ok(Self { listener, address: bound, router, models, drain })
     }
 
     /// The address, with the port that was chosen.
@@ -215,7 +208,10 @@ impl Server {
                             time::sleep(Duration::from_millis(20)).await;
                         }
                     },
-                    _ = looks.tick() => if stops() { break None },
+                    _ = looks.tick() => {
+                        self.models.unload_idle();
+                        if stops() { break None }
+                    }
                 }
             };
             let Some(stream) = stream else { break };

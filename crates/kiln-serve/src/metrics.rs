@@ -13,15 +13,41 @@ use prometheus_client::{
 const SECONDS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 
+/// The name that requests use for a model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    model_name: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
+    model_name: String,
     finished_reason: &'static str,
 }
+
+type Histograms = Family<Of, Histogram, fn() -> Histogram>;
 
 /// The metrics of a server. Copies share their numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: std::sync::Arc<Registry>,
+    running: Family<Of, Gauge>,
+    waiting: Family<Of, Gauge>,
+    cache_usage: Family<Of, Gauge<f64, AtomicU64>>,
+    prompt_tokens: Family<Of, Counter>,
+    generated: Family<Of, Counter>,
+    prefix_queries: Family<Of, Counter>,
+    prefix_hits: Family<Of, Counter>,
+    ended: Family<Reason, Counter>,
+    first_token: Histograms,
+    next_token: Histograms,
+    whole: Histograms,
+}
+
+/// The metrics of one model.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelMetrics {
+    name: String,
     running: Gauge,
     waiting: Gauge,
     cache_usage: Gauge<f64, AtomicU64>,
@@ -36,20 +62,18 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// `model`: the name that requests use.
-    pub(crate) fn new(model: &str) -> Self {
-        let histogram = || Histogram::new(SECONDS);
-        let label = ("model_name".into(), model.to_owned().into());
-        let mut registry = Registry::with_labels(std::iter::once(label));
+    pub(crate) fn new() -> Self {
+        let histogram = || Histograms::new_with_constructor(|| Histogram::new(SECONDS));
+        let mut registry = Registry::default();
         let metrics = Self {
             registry: std::sync::Arc::default(),
-            running: Gauge::default(),
-            waiting: Gauge::default(),
-            cache_usage: Gauge::default(),
-            prompt_tokens: Counter::default(),
-            generated: Counter::default(),
-            prefix_queries: Counter::default(),
-            prefix_hits: Counter::default(),
+            running: Family::default(),
+            waiting: Family::default(),
+            cache_usage: Family::default(),
+            prompt_tokens: Family::default(),
+            generated: Family::default(),
+            prefix_queries: Family::default(),
+            prefix_hits: Family::default(),
             ended: Family::default(),
             first_token: histogram(),
             next_token: histogram(),
@@ -71,6 +95,33 @@ impl Metrics {
         Self { registry: registry.into(), ..metrics }
     }
 
+    /// The metrics of the model with this name.
+    pub(crate) fn of(&self, name: &str) -> ModelMetrics {
+        let of = Of { model_name: name.to_owned() };
+        ModelMetrics {
+            name: name.to_owned(),
+            running: self.running.get_or_create(&of).clone(),
+            waiting: self.waiting.get_or_create(&of).clone(),
+            cache_usage: self.cache_usage.get_or_create(&of).clone(),
+            prompt_tokens: self.prompt_tokens.get_or_create(&of).clone(),
+            generated: self.generated.get_or_create(&of).clone(),
+            prefix_queries: self.prefix_queries.get_or_create(&of).clone(),
+            prefix_hits: self.prefix_hits.get_or_create(&of).clone(),
+            ended: self.ended.clone(),
+            first_token: self.first_token.get_or_create(&of).clone(),
+            next_token: self.next_token.get_or_create(&of).clone(),
+            whole: self.whole.get_or_create(&of).clone(),
+        }
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map(|()| text)
+    }
+}
+
+impl ModelMetrics {
     /// Sets the numbers of answers that are computed and that wait, of at most `rows`.
     pub(crate) fn observe(&self, running: usize, waiting: usize, rows: usize) {
         self.running.set(running as i64);
@@ -93,14 +144,8 @@ impl Metrics {
         self.prefix_hits.inc_by(stats.reused as u64);
         self.generated.inc_by(stats.generated as u64);
         let finished_reason = crate::api::finish_reason(reason);
-        self.ended.get_or_create(&Reason { finished_reason }).inc();
+        self.ended.get_or_create(&Reason { model_name: self.name.clone(), finished_reason }).inc();
         self.whole.observe(after.as_secs_f64());
-    }
-
-    /// The text that Prometheus reads.
-    pub(crate) fn text(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).map(|()| text)
     }
 }
 

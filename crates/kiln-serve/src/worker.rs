@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc as blocking,
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ use kiln::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::{error::ApiError, metrics::Metrics};
+use crate::{error::ApiError, metrics::ModelMetrics};
 
 /// Number of events that a reader may be behind before its request is cancelled.
 const BEHIND: usize = 1024;
@@ -29,10 +29,20 @@ const BEHIND: usize = 1024;
 #[derive(Debug)]
 pub(crate) enum Told {
     /// The settings are possible, and the choice waits for its first token.
-    Accepted,
+    Accepted {
+        prompt_tokens: usize,
+    },
     Piece(Piece),
-    Ended(StopReason, Stats),
+    Ended(End, Stats),
     Failed(ApiError),
+}
+
+/// The end of a choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) reason: StopReason,
+    /// The stop string that ended it.
+    pub(crate) stop: Option<String>,
 }
 
 /// Events, each with the choice that it happened to.
@@ -67,13 +77,16 @@ struct Running {
 }
 
 /// The engine's thread, as handlers see it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Worker {
     work: blocking::Sender<Work>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
-    pub(crate) metrics: Metrics,
+    thread: JoinHandle<()>,
 }
+
+/// Lets the engines of several models compute in turn.
+pub(crate) type Turns = Arc<tokio::sync::Mutex<()>>;
 
 /// Counts for `/health` and for the time after which a client may come again.
 #[derive(Debug)]
@@ -99,7 +112,8 @@ impl Worker {
         rows: usize,
         queue: usize,
         prefix_bytes: usize,
-        metrics: Metrics,
+        metrics: ModelMetrics,
+        turns_of_all: Turns,
     ) -> Result<Self> {
         let engine = model.engine(rows)?.with_prefixes(prefix_bytes);
         let counts = Counts {
@@ -114,10 +128,10 @@ impl Worker {
         let counts = Arc::new(counts);
         let (work, queued) = blocking::channel();
         let places = Arc::new(Semaphore::new(rows + queue));
-        let (own, told) = (counts.clone(), metrics.clone());
+        let own = counts.clone();
         let run = move || {
             let mut readers = HashMap::new();
-            let turns = || turns(&model, engine, &queued, &mut readers, &own, &told);
+            let turns = || turns(&model, engine, &queued, &mut readers, &own, &metrics, &turns_of_all);
             if catch_unwind(AssertUnwindSafe(turns)).is_err() {
                 own.failed.store(true, Ordering::Relaxed);
                 for running in readers.into_values() {
@@ -126,8 +140,15 @@ impl Worker {
             }
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(run);
-        thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
-        Ok(Self { work, places, counts, metrics })
+        let thread =
+            thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
+        Ok(Self { work, places, counts, thread })
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(crate) fn end(self) {
+        drop(self.work);
+        _ = self.thread.join();
     }
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
@@ -207,15 +228,20 @@ fn turns(
     queued: &blocking::Receiver<Work>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
-    metrics: &Metrics,
+    metrics: &ModelMetrics,
+    turns_of_all: &Turns,
 ) {
     loop {
         if engine.is_idle() {
             match queued.recv() {
-                Ok(work) => take(work, model, &mut engine, readers),
+                Ok(work) => {
+                    let _turn = turns_of_all.blocking_lock();
+                    take(work, model, &mut engine, readers);
+                }
                 Err(_) => return,
             }
         }
+        let _turn = turns_of_all.blocking_lock();
         while let Ok(work) = queued.try_recv() {
             take(work, model, &mut engine, readers);
         }
@@ -234,7 +260,7 @@ fn turns(
 }
 
 /// Counts what the engine has.
-fn observe(engine: &Engine<GeneratedText<'static>>, running: usize, counts: &Counts, metrics: &Metrics) {
+fn observe(engine: &Engine<GeneratedText<'static>>, running: usize, counts: &Counts, metrics: &ModelMetrics) {
     counts.running.store(running, Ordering::Relaxed);
     counts.waiting.store(engine.waiting(), Ordering::Relaxed);
     counts.cache_bytes.store(engine.cache_bytes(), Ordering::Relaxed);
@@ -264,9 +290,13 @@ fn begin(
     if reader.is_closed() {
         return;
     }
-    match make(model).and_then(|text| engine.submit(text)) {
-        Ok(id) => {
-            _ = reader.try_send((choice, Told::Accepted));
+    let submit = |text: GeneratedText<'static>| {
+        let prompt_tokens = text.stats().prompt_tokens;
+        Ok((engine.submit(text)?, prompt_tokens))
+    };
+    match make(model).and_then(submit) {
+        Ok((id, prompt_tokens)) => {
+            _ = reader.try_send((choice, Told::Accepted { prompt_tokens }));
             readers.insert(id, Running { choice, reader, begun: Instant::now(), told: None, _place: place });
         }
         Err(error) => _ = reader.try_send((choice, Told::Failed(error.into()))),
@@ -278,12 +308,14 @@ fn tell(
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
-    metrics: &Metrics,
+    metrics: &ModelMetrics,
 ) {
     let (id, told) = match event {
         Event::Output(id, piece) => (id, Told::Piece(piece)),
         Event::Ended(id, text) => {
-            (id, Told::Ended(text.stop_reason().unwrap_or(StopReason::Length), text.stats()))
+            let reason = text.stop_reason().unwrap_or(StopReason::Length);
+            let end = End { reason, stop: text.stop_string().map(str::to_owned) };
+            (id, Told::Ended(end, text.stats()))
         }
         Event::Failed(id, _, error) => (id, Told::Failed(error.into())),
     };
@@ -296,8 +328,8 @@ fn tell(
                 Some(before) => metrics.next_token(now - before),
             }
         }
-        Told::Ended(reason, stats) => metrics.ended(*reason, stats, running.begun.elapsed()),
-        Told::Accepted | Told::Failed(_) => {}
+        Told::Ended(end, stats) => metrics.ended(end.reason, stats, running.begun.elapsed()),
+        Told::Accepted { .. } | Told::Failed(_) => {}
     }
     let ends = !matches!(told, Told::Piece(_));
     let is_behind = running.reader.try_send((running.choice, told)).is_err();
@@ -322,12 +354,13 @@ mod tests {
 
     use kiln::Model;
 
-    use super::{Metrics, Worker};
+    use super::{Turns, Worker};
+    use crate::metrics::Metrics;
 
     #[test]
     fn an_engine_that_panics_is_reported_and_refuses() {
         let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
-        let worker = Worker::start(model, 1, 1, 0, Metrics::new("demo")).unwrap();
+        let worker = Worker::start(model, 1, 1, 0, Metrics::new().of("demo"), Turns::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(worker.call(|model| model.sizes().heads > 0)), Ok(true));
         assert!(!worker.has_failed());

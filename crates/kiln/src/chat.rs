@@ -90,10 +90,14 @@ impl Model {
         conversation: &Conversation,
         options: &RenderOptions,
     ) -> Result<Request<'static>> {
-        let special_tokens = &self.chat_templates().special_tokens;
-        let prompt = template.render(conversation, special_tokens, options)?;
-        let request = Request::new(self.clone(), Prompt::Rendered(prompt));
-        Ok(request.ending(Ending::of(template, special_tokens)))
+        let prompt = template.render(conversation, &self.chat_templates().special_tokens, options)?;
+        Ok(self.answer_rendered(template, Prompt::Rendered(prompt)))
+    }
+
+    /// As [`answer`](Self::answer), of a conversation that `template` has rendered already.
+    pub fn answer_rendered(&self, template: &ChatTemplate, prompt: impl Into<Prompt>) -> Request<'static> {
+        let request = Request::new(self.clone(), prompt.into());
+        request.ending(Ending::of(template, &self.chat_templates().special_tokens))
     }
 }
 

@@ -43,6 +43,7 @@ pub use kiln_models::{self as models, ConfigFile, ExpertSizes, Rope, Ropes, Size
 
 pub use crate::{
     folder::{Ask, CacheSize, Inspection, Longest, cache_text, generation_config_of, tokenizer_of},
+    model::name_of,
     out_of_memory::usable,
     saved::SavedCache,
     self_test::{Agreement, ModelVerdict, SelfTest, interrupted},

@@ -69,8 +69,8 @@ pub use kiln_cache::{Offload, QuantizedSettings};
 pub use kiln_core::{Error, Result, model::TokenId};
 pub use kiln_generate::{
     AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Completion, Conversation, EXACT_ROWS, Engine,
-    Event, Generating, GenerationConfig, Grammar, Message, Processor, RequestId, RowState, Stats, Step,
-    StopReason, ToolCall,
+    Event, Generating, GenerationConfig, Grammar, Message, Processor, ReasoningBudget, RequestId, RowState,
+    Stats, Step, StopReason, ToolCall,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::Mixture;

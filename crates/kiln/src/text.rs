@@ -124,6 +124,11 @@ impl<'a> GeneratedText<'a> {
         self.ended
     }
 
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.text.found()
+    }
+
     async fn generate_piece(&mut self) -> Option<Result<String>> {
         while self.ended.is_none() {
             let piece = match self.steps.next_step().await {
@@ -157,14 +162,14 @@ impl<'a> GeneratedText<'a> {
             Ok(piece) => piece,
             Err(error) => return self.failed(error),
         };
-        if reason == Some(StopReason::EndOfText) && !self.text.found() {
+        if reason == Some(StopReason::EndOfText) && self.text.found().is_none() {
             return match self.end(StopReason::EndOfText) {
                 Some(Ok(rest)) => Some(Ok(piece + &rest)),
                 None if !piece.is_empty() => Some(Ok(piece)),
                 end => end,
             };
         }
-        if self.text.found() {
+        if self.text.found().is_some() {
             self.ended = Some(StopReason::StopString);
         }
         (!piece.is_empty()).then_some(Ok(piece))
@@ -203,7 +208,7 @@ impl<'a> GeneratedText<'a> {
             Ok(rest) => rest,
             Err(error) => return Some(Err(error)),
         };
-        if self.text.found() {
+        if self.text.found().is_some() {
             self.ended = Some(StopReason::StopString);
         }
         (!rest.is_empty()).then_some(Ok(rest))

@@ -51,6 +51,12 @@ pub(super) fn rendered(source: &str, variables: Value, now: Option<SystemTime>) 
     }
 }
 
+/// Whether `source`, which is [`prepared`], reads a variable of this name.
+pub(super) fn reads(source: &str, name: &str) -> bool {
+    compiled(&Environment::empty(), source)
+        .is_ok_and(|template| template.undeclared_variables(false).contains(name))
+}
+
 fn compiled<'s>(env: &'s Environment<'s>, source: &'s str) -> Result<Template<'s, 's>, Error> {
     env.template_from_named_str("chat template", source).map_err(|e| told(&e))
 }

@@ -131,7 +131,7 @@ proptest! {
             }
         }
         got.push_str(&stream.push(&piece));
-        prop_assert_eq!(stream.found(), stop.is_some());
+        prop_assert_eq!(stream.found().is_some(), stop.is_some());
         got.push_str(&stream.finish());
         prop_assert_eq!(got, want);
     }
@@ -163,7 +163,7 @@ fn text_is_held_back_only_where_a_stop_string_may_begin() {
     assert_eq!(stops.push("b> two\n"), "<b> two");
     assert_eq!(stops.push("</"), "\n");
     assert_eq!(stops.push("s> three"), "");
-    assert!(stops.found());
+    assert!(stops.found().is_some());
     assert_eq!((stops.push("four"), stops.finish()), (String::new(), String::new()));
 }
 
@@ -171,7 +171,7 @@ fn text_is_held_back_only_where_a_stop_string_may_begin() {
 fn an_empty_stop_string_is_an_error() {
     assert!(StopStrings::new(vec!["a".to_owned(), String::new()]).is_err());
     let mut none = StopStrings::default();
-    assert_eq!((none.push("text"), none.found()), ("text".to_owned(), false));
+    assert_eq!((none.push("text"), none.found()), ("text".to_owned(), None));
 }
 
 /// Decoders like Llama 2's drop the space before the first word; generated text does not begin with the first
@@ -213,7 +213,7 @@ fn a_text_ends_before_a_special_token_that_is_a_stop_string() {
         let mut got: String = ids.iter().map(|id| text.push(*id).unwrap()).collect();
         got.push_str(&text.finish().unwrap());
         assert_eq!(got, want, "{stop}");
-        assert_eq!(text.found(), want != "abcd", "{stop}");
+        assert_eq!(text.found(), (want != "abcd").then_some(stop), "{stop}");
     }
 }
 
@@ -236,7 +236,7 @@ proptest! {
             got.push_str(&if *hidden { stream.push_hidden(piece) } else { stream.push(piece) });
             prop_assert!(want.starts_with(&got), "{} was given out too early", got);
         }
-        prop_assert_eq!(stream.found(), stop.is_some());
+        prop_assert_eq!(stream.found().is_some(), stop.is_some());
         got.push_str(&stream.finish());
         prop_assert_eq!(got, want);
     }

@@ -1,4 +1,4 @@
-//! Answers of several choices: as one object, or as a stream of events.
+//! Answers of several choices, in the form of any API: as one object, or piece by piece.
 
 use std::{
     convert::Infallible,
@@ -6,291 +6,274 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
     Json,
-    http::StatusCode,
+    body::Body,
+    http::{StatusCode, header},
     response::{
         IntoResponse, Response, Sse,
         sse::{Event, KeepAlive},
     },
 };
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use kiln::{AnswerPart, GeneratedToken, Piece, Stats, StopReason};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    Shared, logprobs, now,
+    now,
     reader::{Message, Reader},
-    settings::Choices,
 };
 use crate::{
     error::ApiError,
-    worker::{Events, Make, Told},
+    models::Served,
+    worker::{End, Events, Make, Told},
 };
 
 /// Time after which a comment keeps a quiet stream open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The form of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Chat,
-    Text,
+/// The form of an answer in an API.
+pub(super) trait Form: Send + Sized + 'static {
+    /// Whether a stream consists of server-sent events; else, of lines of JSON.
+    const EVENTS: bool = true;
+
+    /// The answer as one object, after its end.
+    fn whole(self, answer: Answer) -> Value;
+
+    /// The frames before the first step.
+    fn begin(&mut self, answer: &mut Answer) -> Vec<Frame>;
+
+    /// The frames of a step.
+    fn step(&mut self, answer: &mut Answer, step: Step) -> Vec<Frame>;
+
+    /// The frames after the last step.
+    fn end(&mut self, answer: &mut Answer) -> Vec<Frame>;
+
+    /// The last frames of a stream that fails.
+    fn error(&mut self, error: &ApiError) -> Vec<Frame>;
+}
+
+/// An event of a stream, or a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    /// The name of an event.
+    pub(super) name: Option<&'static str>,
+    pub(super) data: String,
+}
+
+impl Frame {
+    pub(super) fn new(data: &Value) -> Self {
+        Self { name: None, data: data.to_string() }
+    }
+
+    pub(super) fn named(name: &'static str, data: &Value) -> Self {
+        Self { name: Some(name), data: data.to_string() }
+    }
+}
+
+/// A change of one choice.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) choice: usize,
+    pub(super) parts: Vec<AnswerPart>,
+    /// Whether it was the last of the choice.
+    pub(super) is_last: bool,
 }
 
 /// An answer under way.
 pub(super) struct Answer {
-    form: Form,
-    shared: Arc<Shared>,
-    id: String,
-    created: u64,
+    pub(super) served: Arc<Served>,
+    /// A text that no other answer has.
+    pub(super) number: String,
+    pub(super) created: u64,
+    pub(super) begun: Instant,
+    pub(super) choices: Vec<Choice>,
+    pub(super) usage: Usage,
+    /// Whether log-probabilities were asked for.
+    pub(super) logprobs: bool,
     events: Events,
-    choices: Vec<Choice>,
     /// Number of choices that one prompt is computed for, and counted once.
     n: usize,
-    prompt_tokens: usize,
-    /// Number of tokens of prompts that were not computed again.
-    cached: usize,
-    generated: usize,
-    /// Number of tokens of reasoning.
-    reasoning: usize,
-    logprobs: bool,
     /// Number of choices that have not ended.
     open: usize,
-    /// Whether the last chunk of a stream counts tokens.
-    include_usage: bool,
+}
+
+/// Numbers of tokens of an answer, and times.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usage {
+    pub(super) prompt: usize,
+    /// Number of tokens of prompts that were not computed again.
+    pub(super) cached: usize,
+    pub(super) generated: usize,
+    /// Number of tokens of reasoning.
+    pub(super) reasoning: usize,
+    /// Time to the first token of the first choice, and from there to its end.
+    pub(super) prompt_time: Duration,
+    pub(super) decode_time: Duration,
 }
 
 /// A choice, as far as it was read.
-struct Choice {
+pub(super) struct Choice {
     reader: Reader,
-    message: Message,
+    pub(super) message: Message,
     /// The tokens whose log-probabilities were not told.
     tokens: Vec<GeneratedToken>,
-    /// Number of characters before them.
-    offset: usize,
-    reason: &'static str,
-}
-
-impl Choice {
-    /// `start`: a text that it begins with, such as the prompt.
-    fn new(reader: Reader, start: String) -> Self {
-        let offset = start.chars().count();
-        let mut message = Message::default();
-        if !start.is_empty() {
-            message.add(AnswerPart::Content(start), "", 0);
-        }
-        Self { reader, message, tokens: Vec::new(), offset, reason: "" }
-    }
+    pub(super) end: Option<End>,
 }
 
 impl Answer {
-    /// Submits the choices, and waits until it is known that each is possible.
+    /// Submits the choices, and waits until it is known that each is possible. `n`: number of choices of one
+    /// prompt.
     pub(super) async fn begin(
-        form: Form,
-        shared: Arc<Shared>,
+        served: Arc<Served>,
         makes: Vec<Make>,
-        starts: Vec<String>,
         reader: &Reader,
-        Choices { n, logprobs, .. }: &Choices,
+        n: usize,
+        logprobs: bool,
     ) -> Result<Self, ApiError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let open = makes.len();
-        let mut events = shared.worker.submit(makes)?;
+        let (open, begun) = (makes.len(), Instant::now());
+        let mut events = served.worker.submit(makes)?;
+        let mut usage = Usage::default();
         for _ in 0..open {
             match events.recv().await {
-                Some((_, Told::Accepted)) => {}
+                Some((choice, Told::Accepted { prompt_tokens })) if choice.is_multiple_of(n) => {
+                    usage.prompt += prompt_tokens;
+                }
+                Some((_, Told::Accepted { .. })) => {}
                 Some((_, Told::Failed(error))) => return Err(error),
                 _ => return Err(ended()),
             }
         }
-        let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
-        let id = format!("{prefix}-{}-{}", shared.started, NUMBER.fetch_add(1, Ordering::Relaxed));
-        let created = now();
-        let choices = starts.into_iter().map(|start| Choice::new(reader.clone(), start)).collect();
+        let choice =
+            || Choice { reader: reader.clone(), message: Message::default(), tokens: Vec::new(), end: None };
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
-            form,
-            shared,
-            id,
-            created,
+            // Two runs of the server differ in the time.
+            number: format!("{:x}{number:06x}", now()),
+            created: now(),
+            begun,
             events,
-            choices,
-            n: *n,
-            logprobs: logprobs.is_some(),
-            reasoning: 0,
-            prompt_tokens: 0,
-            cached: 0,
-            generated: 0,
+            choices: (0..open).map(|_| choice()).collect(),
+            usage,
+            logprobs,
+            n,
             open,
-            include_usage: false,
+            served,
         })
     }
 
-    /// Waits for the whole answer.
-    pub(super) async fn whole(mut self) -> Result<Response, ApiError> {
+    /// Answers in this form: at once, or piece by piece.
+    pub(super) async fn respond(mut self, form: impl Form, streams: bool) -> Result<Response, ApiError> {
+        if streams {
+            return Ok(self.stream(form));
+        }
+        while let Some(step) = self.next().await {
+            step?;
+        }
+        Ok(Json(form.whole(self)).into_response())
+    }
+
+    fn stream<F: Form>(mut self, mut form: F) -> Response {
+        let first = form.begin(&mut self);
+        let rest = stream::unfold(Some((self, form)), async |state| {
+            let (mut answer, mut form) = state?;
+            Some(match answer.next().await {
+                Some(Ok(step)) => (form.step(&mut answer, step), Some((answer, form))),
+                // An error is the last event.
+                Some(Err(error)) => (form.error(&error), None),
+                None => (form.end(&mut answer), None),
+            })
+        });
+        let frames = stream::once(async { first }).chain(rest).flat_map(stream::iter);
+        if F::EVENTS { events(frames) } else { lines(frames) }
+    }
+
+    /// The next step; `None` after the last of all choices.
+    async fn next(&mut self) -> Option<Result<Step, ApiError>> {
         while self.open > 0 {
             match self.events.recv().await {
-                Some((choice, Told::Piece(piece))) => _ = self.take(choice, piece),
-                Some((choice, Told::Ended(reason, stats))) => _ = self.end(choice, reason, stats),
-                Some((_, Told::Accepted)) => {}
-                Some((_, Told::Failed(error))) => return Err(error),
-                None => return Err(ended()),
+                Some((_, Told::Accepted { .. })) => {}
+                Some((choice, Told::Piece(piece))) => return Some(Ok(self.take(choice, piece))),
+                Some((choice, Told::Ended(end, stats))) => return Some(Ok(self.end(choice, end, &stats))),
+                Some((_, Told::Failed(error))) => return Some(Err(error)),
+                None => return Some(Err(ended())),
             }
         }
-        let mut choices = Vec::new();
-        for index in 0..self.choices.len() {
-            let logprobs = self.next_logprobs(index);
-            let Choice { message, reason, .. } = &self.choices[index];
-            let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason });
-            match self.form {
-                Form::Chat => choice["message"] = message.object(),
-                Form::Text => choice["text"] = message.content().into(),
-            }
-            choices.push(choice);
-        }
-        let mut answer = self.frame("chat.completion", choices);
-        answer["usage"] = self.usage();
-        Ok(Json(answer).into_response())
+        None
     }
 
-    /// Sends pieces as they come. An error is the last event.
-    pub(super) fn stream(mut self, include_usage: bool) -> Response {
-        self.include_usage = include_usage;
-        let first: Vec<Event> = (0..self.choices.len())
-            .filter_map(|index| {
-                let delta = match (self.form, self.choices[index].message.content()) {
-                    (Form::Chat, _) => json!({ "role": "assistant", "content": "" }),
-                    (Form::Text, "") => return None,
-                    (Form::Text, start) => json!({ "content": start }),
-                };
-                Some(self.chunk(index, &delta, None))
-            })
-            .collect();
-        let rest = stream::unfold(Some(self), async |answer| {
-            let mut answer = answer?;
-            if answer.open == 0 {
-                let mut last = Vec::new();
-                if answer.include_usage {
-                    let mut chunk = answer.frame("chat.completion.chunk", Vec::new());
-                    chunk["usage"] = answer.usage();
-                    last.push(Event::default().data(chunk.to_string()));
-                }
-                last.push(Event::default().data("[DONE]"));
-                return Some((last, None));
-            }
-            let error = match answer.events.recv().await {
-                Some((_, Told::Accepted)) => return Some((Vec::new(), Some(answer))),
-                Some((choice, Told::Piece(piece))) => {
-                    let deltas = answer.take(choice, piece);
-                    return Some((answer.chunks(choice, deltas, None), Some(answer)));
-                }
-                Some((choice, Told::Ended(reason, stats))) => {
-                    let deltas = answer.end(choice, reason, stats);
-                    let reason = answer.choices.get(choice).map(|choice| choice.reason);
-                    return Some((answer.chunks(choice, deltas, reason), Some(answer)));
-                }
-                Some((_, Told::Failed(error))) => error,
-                None => ended(),
-            };
-            Some((vec![Event::default().data(json!({ "error": error.object() }).to_string())], None))
-        });
-        let events = stream::once(async { first }).chain(rest).flat_map(stream::iter);
-        Sse::new(events.map(Ok::<_, Infallible>))
-            .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
-            .into_response()
-    }
-
-    /// Takes a piece of a choice. Returns the changes of its message.
-    fn take(&mut self, index: usize, piece: Piece) -> Vec<Value> {
-        let Some(choice) = self.choices.get_mut(index) else { return Vec::new() };
+    fn take(&mut self, index: usize, piece: Piece) -> Step {
+        let choice = &mut self.choices[index];
         let was_reasoning = choice.reader.is_reasoning();
         let parts = choice.reader.push(&piece.text);
         if was_reasoning || choice.reader.is_reasoning() {
-            self.reasoning += piece.tokens.len();
+            self.usage.reasoning += piece.tokens.len();
         }
         if self.logprobs {
             choice.tokens.extend(piece.tokens);
         }
-        parts.into_iter().map(|part| choice.message.add(part, &self.id, index)).collect()
+        parts.iter().for_each(|part| choice.message.add(part));
+        Step { choice: index, parts, is_last: false }
     }
 
-    /// Ends a choice. Returns the last changes of its message.
-    fn end(&mut self, index: usize, reason: StopReason, stats: Stats) -> Vec<Value> {
-        self.count(index, stats);
-        let Some(choice) = self.choices.get_mut(index) else { return Vec::new() };
-        let rest = choice.reader.finish();
-        let deltas = rest.into_iter().map(|part| choice.message.add(part, &self.id, index)).collect();
-        choice.reason = match finish_reason(reason) {
-            "stop" if choice.message.has_calls() => "tool_calls",
-            reason => reason,
-        };
-        deltas
-    }
-
-    /// Events for the changes of a choice, and for its end.
-    fn chunks(&mut self, index: usize, deltas: Vec<Value>, reason: Option<&str>) -> Vec<Event> {
-        let mut events: Vec<Event> = deltas.iter().map(|delta| self.chunk(index, delta, None)).collect();
-        let waits = self.logprobs && self.choices.get(index).is_some_and(|choice| !choice.tokens.is_empty());
-        if reason.is_some() || (waits && events.is_empty()) {
-            events.push(self.chunk(index, &json!({}), reason));
-        }
-        events
-    }
-
-    /// An event for a change of a choice, with the log-probabilities of tokens whose are not told.
-    fn chunk(&mut self, index: usize, delta: &Value, reason: Option<&str>) -> Event {
-        let has_tokens = self.choices.get(index).is_some_and(|choice| !choice.tokens.is_empty());
-        let logprobs = if has_tokens { self.next_logprobs(index) } else { Value::Null };
-        let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason });
-        match self.form {
-            Form::Chat => choice["delta"] = delta.clone(),
-            Form::Text => choice["text"] = delta.get("content").cloned().unwrap_or_else(|| "".into()),
-        }
-        Event::default().data(self.frame("chat.completion.chunk", vec![choice]).to_string())
-    }
-
-    /// The log-probabilities of the next tokens of a choice; null if none were asked for.
-    fn next_logprobs(&mut self, index: usize) -> Value {
-        let Some(choice) = self.choices.get_mut(index).filter(|_| self.logprobs) else { return Value::Null };
-        let (model, tokens) = (&self.shared.model, std::mem::take(&mut choice.tokens));
-        match self.form {
-            Form::Chat => json!({ "content": logprobs::of_chat(model, &tokens), "refusal": null }),
-            Form::Text => logprobs::of_text(model, &tokens, &mut choice.offset),
-        }
-    }
-
-    fn frame(&self, of_chat: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": if self.form == Form::Chat { of_chat } else { "text_completion" },
-            "created": self.created,
-            "model": self.shared.name,
-            "system_fingerprint": self.shared.fingerprint,
-            "choices": choices,
-        })
-    }
-
-    fn count(&mut self, choice: usize, stats: Stats) {
+    fn end(&mut self, index: usize, end: End, stats: &Stats) -> Step {
         self.open -= 1;
-        self.generated += stats.generated;
-        if choice.is_multiple_of(self.n) {
-            self.prompt_tokens += stats.prompt_tokens + stats.reused;
-            self.cached += stats.reused;
+        self.usage.generated += stats.generated;
+        if index.is_multiple_of(self.n) {
+            self.usage.cached += stats.reused;
         }
+        if index == 0 {
+            self.usage.prompt_time = stats.time_to_first_token;
+            self.usage.decode_time = stats.decode_time;
+        }
+        let choice = &mut self.choices[index];
+        let parts = choice.reader.finish();
+        parts.iter().for_each(|part| choice.message.add(part));
+        choice.end = Some(end);
+        Step { choice: index, parts, is_last: true }
     }
 
-    fn usage(&self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.generated,
-            "total_tokens": self.prompt_tokens + self.generated,
-            "prompt_tokens_details": { "cached_tokens": self.cached },
-            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
+    /// Takes the tokens of a choice whose log-probabilities are not told.
+    pub(super) fn take_tokens(&mut self, choice: usize) -> Vec<GeneratedToken> {
+        std::mem::take(&mut self.choices[choice].tokens)
+    }
+
+    /// Whether there are tokens whose log-probabilities are not told.
+    pub(super) fn has_tokens(&self, choice: usize) -> bool {
+        !self.choices[choice].tokens.is_empty()
+    }
+
+    /// The reason for which a choice ended, in OpenAI's words; `None` while it goes on.
+    pub(super) fn finish_reason(&self, choice: usize) -> Option<&'static str> {
+        let Choice { message, end, .. } = &self.choices[choice];
+        Some(match finish_reason(end.as_ref()?.reason) {
+            "stop" if !message.calls.is_empty() => "tool_calls",
+            reason => reason,
         })
     }
+
+    /// The identity of a call of a tool.
+    pub(super) fn call_id(&self, choice: usize, call: usize) -> String {
+        format!("call_{}_{choice}_{call}", self.number)
+    }
+}
+
+fn events(frames: impl Stream<Item = Frame> + Send + 'static) -> Response {
+    let event = |Frame { name, data }: Frame| {
+        let event = Event::default().data(data);
+        Ok::<_, Infallible>(name.into_iter().fold(event, Event::event))
+    };
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    Sse::new(frames.map(event)).keep_alive(keep_alive).into_response()
+}
+
+fn lines(frames: impl Stream<Item = Frame> + Send + 'static) -> Response {
+    let lines = frames.map(|frame| Ok::<_, Infallible>(frame.data + "\n"));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 fn ended() -> ApiError {

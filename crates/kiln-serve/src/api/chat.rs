@@ -1,30 +1,24 @@
 //! `/v1/chat/completions`
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use axum::{Extension, extract::State, response::Response};
-use kiln::{
-    AnswerFormat, ChatTemplate, Conversation, Message,
-    expert::{Data, RenderOptions},
-};
+use kiln::{AnswerPart, Message, ToolCall};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     Body, Server,
-    answer::{Answer, Form},
-    fields, parsed,
-    reader::Reader,
+    answer::{Answer, Form, Frame, Step},
+    fields, logprobs, openai, parsed,
+    reader::Message as Read,
     settings::Settings,
-    tools::{Calls, Tools},
+    turn::Turn,
 };
-use crate::{error::ApiError, fields as known, guard::Key, worker::Make};
-
-/// Most messages of a conversation.
-const MOST_MESSAGES: usize = 2048;
+use crate::{error::ApiError, fields as known, guard::Key};
 
 #[derive(Debug, Deserialize)]
-struct Chat {
+struct Request {
     messages: Vec<Map<String, Value>>,
     chat_template_kwargs: Option<BTreeMap<String, Value>>,
     add_generation_prompt: Option<bool>,
@@ -36,16 +30,31 @@ struct Chat {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
+    thinking_token_budget: Option<usize>,
 }
 
 pub(super) async fn complete(
-    State(shared): Server,
+    State(models): Server,
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let (settings, turn) = request(parsed(body)?)?;
+    let served = models.get(Some(settings.model()?)).await?;
+    let choices = settings.choices(&served, key)?;
+    let answer = turn.begin(served, choices).await?;
+    let form = Chat { counts: settings.includes_usage() };
+    answer.respond(form, settings.stream).await
+}
+
+/// The prompt of a conversation, as llama.cpp's server tells it.
+pub(super) async fn apply_template(State(models): Server, body: Body) -> Result<axum::Json<Value>, ApiError> {
+    let (settings, turn) = request(parsed(body)?)?;
+    let served = models.get(settings.model.as_deref()).await?;
+    Ok(axum::Json(json!({ "prompt": turn.prompt(&served)? })))
+}
+
+fn request(mut body: Map<String, Value>) -> Result<(Settings, Turn), ApiError> {
     known::check(&mut body, &[known::CHAT, known::COMMON])?;
-    shared.model.causal().check_generative()?;
     if body.get("logprobs").is_some_and(|logprobs| !logprobs.is_boolean()) {
         return Err(ApiError::field("logprobs", "must be true or false"));
     }
@@ -53,105 +62,27 @@ pub(super) async fn complete(
         return Err(ApiError::field("messages", "is missing"));
     }
     let settings = Settings::of(&body)?;
-    let chat: Chat = fields(&body)?;
-    let mut choices = settings.choices(&shared, key)?;
-    let template = match &shared.template {
-        Some(template) => template.clone(),
-        None if shared.model.chat_templates().by_name.is_empty() => ChatTemplate::chatml(),
-        None => shared.model.chat_templates().choose(!chat.tools.is_empty())?,
+    let request: Request = fields(&body)?;
+    let messages = request.messages.into_iter().enumerate().map(|(at, own)| message(at, own));
+    let turn = Turn {
+        messages: messages.collect::<Result<_, _>>()?,
+        variables: request.chat_template_kwargs.unwrap_or_default(),
+        documents: request.documents,
+        tools: request.tools,
+        tool_choice: request.tool_choice,
+        parallel_tool_calls: request.parallel_tool_calls,
+        thinks: None,
+        effort: request.reasoning_effort,
+        budget: request.thinking_token_budget,
+        adds_prompt: request.add_generation_prompt,
+        continues: request.continue_final_message,
     };
-    let given = (chat.tools.clone(), chat.tool_choice.clone(), chat.parallel_tool_calls);
-    let tools = Tools::of(given.0, given.1, given.2, &template)?;
-    let (conversation, options) = (chat.conversation(&tools, &template)?, chat.options()?);
-    let forced = tools.grammar()?;
-    if forced.is_some() && choices.grammar.is_some() {
-        return Err(ApiError::field("response_format", "goes without a tool that must be called"));
-    }
-    let special_tokens = &shared.model.chat_templates().special_tokens;
-    let prompt = template.render(&conversation, special_tokens, &options)?;
-    check_rendered(&conversation, &prompt)?;
-    let format = AnswerFormat::of(&template);
-    let reader = match (&tools.calls, &forced) {
-        (Calls::Named(name), _) => Reader::Forced { name: Some(name.clone()), text: String::new() },
-        (Calls::Required, _) => Reader::Forced { name: None, text: String::new() },
-        // The grammar has no marks.
-        (Calls::None | Calls::Auto, _) if choices.grammar.is_some() || !format.is_marked() => Reader::Plain,
-        (calls, _) => {
-            let list = if *calls == Calls::Auto { &tools.list[..] } else { &[] };
-            choices.special_tokens = true;
-            Reader::Marked { parser: format.parser(&prompt, list), one_call: !tools.parallel, calls: 0 }
-        }
-    };
-    choices.grammar = forced.or(choices.grammar);
-    let of_choice = |index: usize| -> Make {
-        let (template, conversation, options) = (template.clone(), conversation.clone(), options.clone());
-        let (choices, shared) = (choices.clone(), Arc::clone(&shared));
-        Box::new(move |model| {
-            choices.of(model.answer(&template, &conversation, &options)?, index, &shared).stream()
-        })
-    };
-    let all = (0..choices.n).map(of_choice).collect();
-    let starts = vec![String::new(); choices.n];
-    let answer = Answer::begin(Form::Chat, shared.clone(), all, starts, &reader, &choices).await?;
-    if settings.stream { Ok(answer.stream(settings.includes_usage())) } else { answer.whole().await }
-}
-
-impl Chat {
-    fn conversation(&self, tools: &Tools, template: &ChatTemplate) -> Result<Conversation, ApiError> {
-        if self.messages.is_empty() || self.messages.len() > MOST_MESSAGES {
-            let why = format!("are {}, must be from 1 to {MOST_MESSAGES}", self.messages.len());
-            return Err(ApiError::field("messages", why));
-        }
-        let data = |value: &Value| Data::new(value);
-        let mut variables: BTreeMap<String, Data> = self
-            .chat_template_kwargs
-            .iter()
-            .flatten()
-            .map(|(name, value)| (name.clone(), data(value)))
-            .collect();
-        if let Some(effort) = &self.reasoning_effort {
-            if template.mentions("reasoning_effort") {
-                variables.insert("reasoning_effort".to_owned(), Data::new(effort));
-            } else if template.mentions("enable_thinking") {
-                variables.insert("enable_thinking".to_owned(), Data::new(effort != "none"));
-            } else if effort != "none" {
-                let why = "the model's chat template has no setting for it; leave it out";
-                return Err(ApiError::field("reasoning_effort", why));
-            }
-        }
-        let tools = (tools.calls != Calls::None).then(|| tools.list.iter().map(data).collect());
-        Ok(Conversation {
-            tools,
-            messages: self
-                .messages
-                .iter()
-                .enumerate()
-                .map(|(at, own)| message(at, own))
-                .collect::<Result<_, _>>()?,
-            documents: self.documents.as_ref().map(|list| list.iter().map(data).collect()),
-            variables,
-        })
-    }
-
-    fn options(&self) -> Result<RenderOptions, ApiError> {
-        let adds = self.add_generation_prompt.unwrap_or(!self.continue_final_message);
-        if adds && self.continue_final_message {
-            let why =
-                "goes without `add_generation_prompt`: the last message is continued, or another begins";
-            return Err(ApiError::field("continue_final_message", why));
-        }
-        Ok(RenderOptions {
-            add_generation_prompt: adds,
-            continue_final: self.continue_final_message.then(|| "content".to_owned()),
-            ..RenderOptions::default()
-        })
-    }
+    Ok((settings, turn))
 }
 
 /// Reads a message. Parts of text become one text, a line each.
-fn message(at: usize, own: &Map<String, Value>) -> Result<Message, ApiError> {
+pub(super) fn message(at: usize, mut own: Map<String, Value>) -> Result<Message, ApiError> {
     let wrong = |field: &str, why: &str| Err(ApiError::field(&format!("messages[{at}].{field}"), why));
-    let mut own = own.clone();
     match own.get("role").and_then(Value::as_str) {
         // A newer name of the same role.
         Some("developer") => _ = own.insert("role".to_owned(), "system".into()),
@@ -163,7 +94,7 @@ fn message(at: usize, own: &Map<String, Value>) -> Result<Message, ApiError> {
         let mut texts = Vec::new();
         for part in parts {
             match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-                (Some("text"), Some(text)) => texts.push(text),
+                (Some("text" | "input_text" | "output_text"), Some(text)) => texts.push(text),
                 (Some(kind), _) => {
                     return wrong("content", &format!("has a part of type `{kind}`; only text is read"));
                 }
@@ -173,9 +104,12 @@ fn message(at: usize, own: &Map<String, Value>) -> Result<Message, ApiError> {
         let text = texts.join("\n");
         own.insert("content".to_owned(), text.into());
     }
+    let is_assistant = own.get("role").is_some_and(|role| role == "assistant");
     match own.get("content") {
         Some(Value::String(_)) => {}
         Some(Value::Null) | None if own.contains_key("tool_calls") => {}
+        // A turn that was cut off before its first word.
+        Some(Value::Null) if is_assistant => _ = own.insert("content".to_owned(), "".into()),
         _ => return wrong("content", "must be a text, or a list of parts of text"),
     }
     if let Some(calls) = own.get_mut("tool_calls") {
@@ -192,16 +126,112 @@ fn message(at: usize, own: &Map<String, Value>) -> Result<Message, ApiError> {
     serde_json::from_value(Value::Object(own)).map_err(|e| ApiError::field(&format!("messages[{at}]"), e))
 }
 
-/// Checks that no system message is left out, as the templates of some models do without a word.
-fn check_rendered(conversation: &Conversation, prompt: &str) -> Result<(), ApiError> {
-    let is_lost = |message: &Message| {
-        message.role() == "system" && !prompt.contains(message.content().unwrap_or_default().trim())
-    };
-    match conversation.messages.iter().position(is_lost) {
-        Some(at) => {
-            let why = "the model's chat template leaves out system messages; say it in the first message";
-            Err(ApiError::field(&format!("messages[{at}].content"), why))
-        }
-        None => Ok(()),
+/// OpenAI's form of a chat.
+struct Chat {
+    /// Whether the last chunk of a stream counts tokens.
+    counts: bool,
+}
+
+impl Form for Chat {
+    fn whole(self, mut answer: Answer) -> Value {
+        let all = 0..answer.choices.len();
+        let choice = |index| {
+            let logprobs = next_logprobs(&mut answer, index);
+            let reason = answer.finish_reason(index);
+            let message = object(&answer, index);
+            json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "message": message })
+        };
+        let choices = all.map(choice).collect();
+        let mut whole = openai::frame(&answer, "chatcmpl", "chat.completion", choices);
+        whole["usage"] = openai::usage(&answer.usage);
+        whole
     }
+
+    fn begin(&mut self, answer: &mut Answer) -> Vec<Frame> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        (0..answer.choices.len()).map(|index| chunk(answer, index, &delta, None)).collect()
+    }
+
+    fn step(&mut self, answer: &mut Answer, Step { choice, parts, is_last }: Step) -> Vec<Frame> {
+        let calls = parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count();
+        let mut call = answer.choices[choice].message.calls.len() - calls;
+        let mut frames = Vec::new();
+        for part in &parts {
+            let delta = match part {
+                AnswerPart::Content(text) => json!({ "content": text }),
+                // llama.cpp and DeepSeek have one name, vLLM the other.
+                AnswerPart::Reasoning(text) => json!({ "reasoning_content": text, "reasoning": text }),
+                AnswerPart::Call(own) => {
+                    let mut delta = call_object(answer, choice, call, own);
+                    delta["index"] = json!(call);
+                    call += 1;
+                    json!({ "tool_calls": [delta] })
+                }
+                _ => continue,
+            };
+            frames.push(chunk(answer, choice, &delta, None));
+        }
+        if is_last || (frames.is_empty() && answer.has_tokens(choice)) {
+            let reason = answer.finish_reason(choice);
+            frames.push(chunk(answer, choice, &json!({}), reason));
+        }
+        frames
+    }
+
+    fn end(&mut self, answer: &mut Answer) -> Vec<Frame> {
+        openai::end(self.counts.then(|| {
+            let mut chunk = openai::frame(answer, "chatcmpl", "chat.completion.chunk", Vec::new());
+            chunk["usage"] = openai::usage(&answer.usage);
+            chunk
+        }))
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<Frame> {
+        openai::error(error)
+    }
+}
+
+/// An event for a change of a choice, with the log-probabilities of tokens whose are not told.
+fn chunk(answer: &mut Answer, index: usize, delta: &Value, reason: Option<&str>) -> Frame {
+    let logprobs = if answer.has_tokens(index) { next_logprobs(answer, index) } else { Value::Null };
+    let choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "delta": delta });
+    Frame::new(&openai::frame(answer, "chatcmpl", "chat.completion.chunk", vec![choice]))
+}
+
+/// The log-probabilities of the next tokens of a choice; null if none were asked for.
+fn next_logprobs(answer: &mut Answer, index: usize) -> Value {
+    if !answer.logprobs {
+        return Value::Null;
+    }
+    let tokens = answer.take_tokens(index);
+    json!({ "content": logprobs::of_chat(&answer.served.model, &tokens), "refusal": null })
+}
+
+fn call_object(
+    answer: &Answer,
+    choice: usize,
+    call: usize,
+    ToolCall { name, arguments }: &ToolCall,
+) -> Value {
+    json!({
+        "id": answer.call_id(choice, call),
+        "type": "function",
+        "function": { "name": name, "arguments": arguments },
+    })
+}
+
+/// The whole message of a choice.
+fn object(answer: &Answer, choice: usize) -> Value {
+    let Read { content, reasoning, calls } = &answer.choices[choice].message;
+    let content = if content.is_empty() && !calls.is_empty() { Value::Null } else { json!(content) };
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = json!(reasoning);
+        message["reasoning"] = json!(reasoning);
+    }
+    if !calls.is_empty() {
+        let of = |(at, call)| call_object(answer, choice, at, call);
+        message["tool_calls"] = calls.iter().enumerate().map(of).collect();
+    }
+    message
 }

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use axum::{Extension, extract::State, response::Response};
-use kiln::TokenId;
+use kiln::AnswerPart;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     Body, Server,
-    answer::{Answer, Form},
-    fields, parsed,
+    answer::{Answer, Form, Frame, Step},
+    fields, logprobs, openai, parsed,
+    prompts::{Prompt, Prompts},
     reader::Reader,
-    settings::Settings,
+    settings::{Choices, Settings},
 };
-use crate::{error::ApiError, fields as known, guard::Key, worker::Make};
+use crate::{error::ApiError, fields as known, guard::Key, models::Served, worker::Make};
 
 /// Most texts of a request: prompts times choices.
 const MOST_TEXTS: usize = 128;
@@ -26,63 +27,57 @@ struct Completion {
     echo: bool,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a text, a list of texts, a list of tokens, or a list of these")]
-enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<TokenId>),
-    Lists(Vec<Vec<TokenId>>),
-}
-
-/// One prompt.
-#[derive(Clone, Debug)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<TokenId>),
-}
-
 pub(super) async fn complete(
-    State(shared): Server,
+    State(models): Server,
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
     known::check(&mut body, &[known::COMPLETIONS, known::COMMON])?;
-    shared.model.causal().check_generative()?;
     if !body.contains_key("prompt") {
         return Err(ApiError::field("prompt", "is missing"));
     }
     let settings = Settings::of(&body)?;
     let Completion { prompt, echo } = fields(&body)?;
-    let choices = settings.choices(&shared, key)?;
-    let prompts: Vec<Prompt> = match prompt {
-        Prompts::Text(text) => vec![Prompt::Text(text)],
-        Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-        Prompts::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-        Prompts::Lists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
-    };
-    let of_answer = choices.clone();
+    let served = models.get(Some(settings.model()?)).await?;
+    let choices = settings.choices(&served, key)?;
     if body.get("logprobs").is_some_and(Value::is_boolean) {
         return Err(ApiError::field("logprobs", "must be a number"));
     }
     if echo && choices.logprobs.is_some() {
         return Err(ApiError::field("logprobs", "those of the prompt (`echo`) are not told"));
     }
+    let prompts = prompt.list();
     let texts = prompts.len() * choices.n;
     if !(1..=MOST_TEXTS).contains(&texts) {
         let why = format!("asks for {texts} texts, must be from 1 to {MOST_TEXTS}");
         return Err(ApiError::field("prompt", why));
     }
-    let (mut all, mut starts): (Vec<Make>, Vec<String>) = (Vec::new(), Vec::new());
+    let start = |prompt: &Prompt| match prompt {
+        _ if !echo => Ok(String::new()),
+        Prompt::Tokens(tokens) => served.model.decode(tokens),
+        Prompt::Text(text) => Ok(text.clone()),
+    };
+    let mut starts = Vec::new();
+    for prompt in &prompts {
+        starts.extend(vec![start(prompt)?; choices.n]);
+    }
+    let offsets = starts.iter().map(|start| start.chars().count()).collect();
+    let form = Text { starts, offsets, counts: settings.includes_usage() };
+    begin(served, prompts, choices).await?.respond(form, settings.stream).await
+}
+
+/// Submits the choices of the texts that follow each prompt.
+pub(super) async fn begin(
+    served: Arc<Served>,
+    prompts: Vec<Prompt>,
+    choices: Choices,
+) -> Result<Answer, ApiError> {
+    served.model.causal().check_generative()?;
+    let mut all: Vec<Make> = Vec::new();
     for prompt in prompts {
-        let start = match &prompt {
-            _ if !echo => String::new(),
-            Prompt::Tokens(tokens) => shared.model.decode(tokens)?,
-            Prompt::Text(text) => text.clone(),
-        };
         for index in 0..choices.n {
-            let (choices, prompt, of) = (choices.clone(), prompt.clone(), Arc::clone(&shared));
+            let (choices, prompt, of) = (choices.clone(), prompt.clone(), Arc::clone(&served));
             all.push(Box::new(move |model| {
                 let tokens = match prompt {
                     Prompt::Text(text) => {
@@ -92,12 +87,91 @@ pub(super) async fn complete(
                     }
                     Prompt::Tokens(tokens) => tokens,
                 };
-                let choices = choices.within(model.sizes().positions.saturating_sub(tokens.len()));
+                let choices = choices.after(tokens.len(), model)?;
                 choices.of(model.generate(tokens), index, &of).stream()
             }));
-            starts.push(start.clone());
         }
     }
-    let answer = Answer::begin(Form::Text, shared.clone(), all, starts, &Reader::Plain, &of_answer).await?;
-    if settings.stream { Ok(answer.stream(settings.includes_usage())) } else { answer.whole().await }
+    Answer::begin(served, all, &Reader::Plain, choices.n, choices.logprobs.is_some()).await
+}
+
+/// OpenAI's form of completions.
+struct Text {
+    /// The texts that the choices begin with, such as the prompt.
+    starts: Vec<String>,
+    /// Number of characters before the tokens of each choice whose log-probabilities are not told.
+    offsets: Vec<usize>,
+    /// Whether the last chunk of a stream counts tokens.
+    counts: bool,
+}
+
+impl Text {
+    fn frame(answer: &Answer, choices: Vec<Value>) -> Value {
+        openai::frame(answer, "cmpl", "text_completion", choices)
+    }
+
+    /// The log-probabilities of the next tokens of a choice; null if none were asked for.
+    fn next_logprobs(&mut self, answer: &mut Answer, index: usize) -> Value {
+        if !answer.logprobs {
+            return Value::Null;
+        }
+        let tokens = answer.take_tokens(index);
+        logprobs::of_text(&answer.served.model, &tokens, &mut self.offsets[index])
+    }
+
+    fn chunk(&mut self, answer: &mut Answer, index: usize, text: &str, reason: Option<&str>) -> Frame {
+        let has_tokens = answer.has_tokens(index);
+        let logprobs = if has_tokens { self.next_logprobs(answer, index) } else { Value::Null };
+        let choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "text": text });
+        Frame::new(&Self::frame(answer, vec![choice]))
+    }
+}
+
+impl Form for Text {
+    fn whole(mut self, mut answer: Answer) -> Value {
+        let all = 0..answer.choices.len();
+        let choice = |index| {
+            let logprobs = self.next_logprobs(&mut answer, index);
+            let text = format!("{}{}", self.starts[index], answer.choices[index].message.content);
+            let reason = answer.finish_reason(index);
+            json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "text": text })
+        };
+        let choices = all.map(choice).collect();
+        let mut whole = Self::frame(&answer, choices);
+        whole["usage"] = openai::usage(&answer.usage);
+        whole
+    }
+
+    fn begin(&mut self, answer: &mut Answer) -> Vec<Frame> {
+        let starts = std::mem::take(&mut self.starts);
+        let told = starts.iter().enumerate().filter(|(_, start)| !start.is_empty());
+        told.map(|(index, start)| self.chunk(answer, index, start, None)).collect()
+    }
+
+    fn step(&mut self, answer: &mut Answer, Step { choice, parts, is_last }: Step) -> Vec<Frame> {
+        let mut frames: Vec<_> = parts
+            .iter()
+            .filter_map(|part| match part {
+                AnswerPart::Content(text) => Some(self.chunk(answer, choice, text, None)),
+                _ => None,
+            })
+            .collect();
+        if is_last || (frames.is_empty() && answer.has_tokens(choice)) {
+            let reason = answer.finish_reason(choice);
+            frames.push(self.chunk(answer, choice, "", reason));
+        }
+        frames
+    }
+
+    fn end(&mut self, answer: &mut Answer) -> Vec<Frame> {
+        openai::end(self.counts.then(|| {
+            let mut chunk = Self::frame(answer, Vec::new());
+            chunk["usage"] = openai::usage(&answer.usage);
+            chunk
+        }))
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<Frame> {
+        openai::error(error)
+    }
 }

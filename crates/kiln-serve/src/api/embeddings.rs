@@ -2,11 +2,11 @@
 
 use axum::{Json, extract::State};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use kiln::{EmbeddingInput, Model, TokenId};
+use kiln::{EmbeddingInput, Model};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Body, Server, fields, parsed};
+use super::{Body, Server, fields, parsed, prompts::Prompts};
 use crate::{error::ApiError, fields as known};
 
 /// Most inputs of a request, as OpenAI has it.
@@ -15,19 +15,10 @@ const MOST_INPUTS: usize = 2048;
 #[derive(Debug, Deserialize)]
 struct Embedding {
     model: String,
-    input: Inputs,
+    input: Prompts,
     #[serde(default)]
     encoding_format: Encoding,
     dimensions: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a text, a list of texts, a list of tokens, or a list of these")]
-enum Inputs {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<TokenId>),
-    Lists(Vec<Vec<TokenId>>),
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -39,7 +30,7 @@ enum Encoding {
     Base64,
 }
 
-pub(super) async fn embed(State(shared): Server, body: Body) -> Result<Json<Value>, ApiError> {
+pub(super) async fn embed(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
     let mut body: Map<String, Value> = parsed(body)?;
     known::check(&mut body, &[known::EMBEDDINGS])?;
     for name in ["model", "input"] {
@@ -48,22 +39,17 @@ pub(super) async fn embed(State(shared): Server, body: Body) -> Result<Json<Valu
         }
     }
     let Embedding { model, input, encoding_format, dimensions } = fields(&body)?;
-    shared.check_name(&model)?;
-    let inputs: Vec<EmbeddingInput> = match input {
-        Inputs::Text(text) => vec![text.into()],
-        Inputs::Texts(texts) => texts.into_iter().map(EmbeddingInput::from).collect(),
-        Inputs::Tokens(tokens) => vec![tokens.into()],
-        Inputs::Lists(lists) => lists.into_iter().map(EmbeddingInput::from).collect(),
-    };
+    let served = models.get(Some(&model)).await?;
+    let inputs: Vec<EmbeddingInput> = input.list().into_iter().map(EmbeddingInput::from).collect();
     if !(1..=MOST_INPUTS).contains(&inputs.len()) {
         return Err(ApiError::field(
             "input",
             format!("has {}, must have from 1 to {MOST_INPUTS}", inputs.len()),
         ));
     }
-    let pooling = shared.pooling;
+    let pooling = served.pooling;
     let compute = move |model: &Model| model.embed(inputs).pooling(pooling).dimensions(dimensions).run();
-    let computed = shared.worker.call(compute).await??;
+    let computed = served.worker.call(compute).await??;
     let tokens: usize = computed.tokens.iter().sum();
     let object = |(index, vector): (usize, Vec<f32>)| {
         let numbers = match encoding_format {
@@ -77,5 +63,5 @@ pub(super) async fn embed(State(shared): Server, body: Body) -> Result<Json<Valu
     };
     let data: Vec<Value> = computed.vectors.into_iter().enumerate().map(object).collect();
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    Ok(Json(json!({ "object": "list", "data": data, "model": shared.name, "usage": usage })))
+    Ok(Json(json!({ "object": "list", "data": data, "model": served.name, "usage": usage })))
 }

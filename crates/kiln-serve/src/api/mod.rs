@@ -1,64 +1,63 @@
 //! The endpoints.
 
 mod answer;
+mod anthropic;
 mod chat;
 mod completions;
 mod embeddings;
 mod logprobs;
+mod ollama;
+mod openai;
 mod page;
+mod prompts;
 mod reader;
+mod responses;
 mod settings;
 mod tools;
+mod turn;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Bytes,
-    extract::{DefaultBodyLimit, Path, State, rejection::BytesRejection},
-    http::{StatusCode, header},
-    response::IntoResponse,
-    routing::{get, post},
+    extract::{DefaultBodyLimit, Path, Query, Request, State, rejection::BytesRejection},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+    routing::{delete, get, post},
 };
-use kiln::{ChatTemplate, Model, Plan, Pooling, TokenId};
+use kiln::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::answer::finish_reason;
-use crate::{error::ApiError, worker::Worker};
+use crate::{
+    error::{ApiError, ErrorForm},
+    models::{Models, Served},
+};
 
 /// Largest body, in bytes.
 const LARGEST_BODY: usize = 16 << 20;
 
+/// Longest identity of a request that a client gives, in bytes.
+const LONGEST_ID: usize = 200;
+
 /// Longest path of a field that a message repeats.
 const LONGEST_PATH: usize = 200;
 
-/// The state that all handlers share.
-pub(crate) struct Shared {
-    pub(crate) model: Model,
-    /// The name by which requests ask for the model.
-    pub(crate) name: String,
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) plan: Option<Plan>,
-    /// Other kinds of caches that a request may ask for.
-    pub(crate) plans: Vec<Plan>,
-    /// Number of tokens of a prompt in a pass.
-    pub(crate) chunk: usize,
-    /// The most choices that are computed at once.
-    pub(crate) rows: usize,
-    pub(crate) pooling: Option<Pooling>,
-    pub(crate) worker: Worker,
-    /// When the server started, in seconds since 1970.
-    pub(crate) started: u64,
-    pub(crate) fingerprint: String,
-}
-
-type Server = State<Arc<Shared>>;
+type Server = State<Arc<Models>>;
 
 /// A body, unless it is too long or was not sent whole.
 type Body = Result<Bytes, BytesRejection>;
 
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
+pub(crate) fn router(models: Arc<Models>) -> Router {
     Router::new()
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
@@ -67,11 +66,30 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/metrics", get(metrics))
         .route("/props", get(props))
         .route("/version", get(async || Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
-        .route("/v1/models", get(models))
+        .route("/v1/models", get(list))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
+        .route("/v1/messages", post(anthropic::answer))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/api/pull", post(ollama::forbidden))
+        .route("/api/push", post(ollama::forbidden))
+        .route("/api/create", post(ollama::forbidden))
+        .route("/api/copy", post(ollama::forbidden))
+        .route("/api/delete", delete(ollama::forbidden))
+        .route("/api/blobs/{digest}", post(ollama::forbidden))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/embeddings", post(embeddings::embed))
+        .route("/apply-template", post(chat::apply_template))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "there is no such address"))
@@ -79,54 +97,77 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this address takes another method")
         })
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
-        .with_state(shared)
+        .layer(Extension(Arc::new(responses::Stored::default())))
+        .with_state(models)
 }
 
-async fn health(State(shared): Server) -> (StatusCode, Json<Value>) {
-    let (status, word) = match shared.worker.has_failed() {
+/// Gives each response the identity of its request, and errors the form of the API that was asked.
+pub(crate) async fn finish(request: Request, next: Next) -> Response {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    const ID: HeaderName = HeaderName::from_static("x-request-id");
+    let form = ErrorForm::of(request.uri().path());
+    let given = request.headers().get(ID).filter(|id| id.len() <= LONGEST_ID).cloned();
+    let mut response = next.run(request).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        response = error.response(form);
+    }
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let own = || HeaderValue::from_str(&format!("req-{:x}-{number:x}", now())).ok();
+    if let Some(id) = given.or_else(own) {
+        // Anthropic's clients read the other name.
+        response.headers_mut().insert(HeaderName::from_static("request-id"), id.clone());
+        response.headers_mut().insert(ID, id);
+    }
+    response
+}
+
+/// Whether the engines work. Kubernetes and routers ask for it.
+async fn health(State(models): Server) -> (StatusCode, Json<Value>) {
+    let loaded = models.loaded().await;
+    let (status, word) = match loaded.iter().any(|served| served.worker.has_failed()) {
         true => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
         false => (StatusCode::OK, "ok"),
     };
-    (status, Json(json!({ "status": word, "running": shared.worker.running() })))
+    let running: usize = loaded.iter().map(|served| served.worker.running()).sum();
+    (status, Json(json!({ "status": word, "running": running })))
 }
 
 /// The metrics, in the text format of OpenMetrics, which Prometheus asks for.
-async fn metrics(State(shared): Server) -> Result<impl IntoResponse, ApiError> {
+async fn metrics(State(models): Server) -> Result<impl IntoResponse, ApiError> {
     const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written");
-    let text = shared.worker.metrics.text().map_err(failed)?;
+    let text = models.metrics().text().map_err(failed)?;
     Ok(([(header::CONTENT_TYPE, KIND)], text))
 }
 
-/// The properties of the server.
-async fn props(State(shared): Server) -> Json<Value> {
-    let (model, worker) = (&shared.model, &shared.worker);
-    let [caches, prefixes] = worker.cache_bytes();
-    let default = shared.plan.as_ref().unwrap_or(model.plan());
-    Json(json!({
-        "model": shared.name,
-        "version": env!("CARGO_PKG_VERSION"),
-        "device": format!("{} ({})", model.opened().info.name, model.opened().info.adapter),
-        "dtype": model.dtype().name(),
-        "context": model.sizes().positions,
-        "cache": default.to_string(),
-        "caches": std::iter::once(default).chain(&shared.plans).map(Plan::to_string).collect::<Vec<_>>(),
-        "rows": shared.rows,
-        "prefill_chunk": shared.chunk,
-        "running": worker.running().saturating_sub(worker.waiting()),
-        "waiting": worker.waiting(),
-        "memory": { "weights": model.weight_bytes(), "caches": caches, "prefixes": prefixes },
-        "system_fingerprint": shared.fingerprint,
+#[derive(Deserialize)]
+struct Which {
+    model: Option<String>,
+}
+
+/// The properties of a model and its engine. Asking for them neither loads the model nor keeps it loaded.
+async fn props(State(models): Server, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
+    let name = models.name(which.model.as_deref())?;
+    let loaded = models.loaded().await;
+    Ok(Json(match loaded.iter().find(|served| served.name == name) {
+        Some(served) => served.props(),
+        None => json!({ "model": name, "loaded": false }),
     }))
 }
 
-async fn models(State(shared): Server) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [shared.model_object()] }))
+/// The models, in the forms of OpenAI and Anthropic.
+async fn list(State(models): Server) -> Json<Value> {
+    let data = models.objects().await;
+    let id = |object: Option<&Value>| object.map(|object| object["id"].clone());
+    let (first, last) = (id(data.first()), id(data.last()));
+    Json(json!({ "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last }))
 }
 
-async fn model(State(shared): Server, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    shared.check_name(&id)?;
-    Ok(Json(shared.model_object()))
+async fn model(State(models): Server, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let name = models.name(Some(&id))?.to_owned();
+    let objects = models.objects().await;
+    let object = objects.into_iter().find(|object| object["id"] == name);
+    Ok(Json(object.unwrap_or_default()))
 }
 
 #[derive(Deserialize)]
@@ -135,30 +176,39 @@ struct Text {
     content: String,
     #[serde(default)]
     add_special: bool,
+    model: Option<String>,
 }
 
 /// Tokenizes a text, as llama.cpp's server does.
-async fn tokenize(State(shared): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let Text { content, add_special } = parsed(body)?;
-    let encode = move || match add_special {
-        true => shared.model.encode(&content),
-        false => shared.model.encode_more(&content),
+async fn tokenize(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
+    let Text { content, add_special, model } = parsed(body)?;
+    let served = models.get(model.as_deref()).await?;
+    Ok(Json(json!({ "tokens": encode(served, content, add_special).await? })))
+}
+
+/// The tokens of a text. `special`: with those that the tokenizer adds.
+async fn encode(served: Arc<Served>, text: String, special: bool) -> Result<Vec<TokenId>, ApiError> {
+    let encode = move || match special {
+        true => served.model.encode(&text),
+        false => served.model.encode_more(&text),
     };
     // A long text would keep a thread of HTTP from all others.
     let tokens = tokio::task::spawn_blocking(encode).await;
     let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the tokenizer failed on this text");
-    Ok(Json(json!({ "tokens": tokens.map_err(failed)?? })))
+    Ok(tokens.map_err(failed)??)
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tokens {
     tokens: Vec<TokenId>,
+    model: Option<String>,
 }
 
-async fn detokenize(State(shared): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let Tokens { tokens } = parsed(body)?;
-    Ok(Json(json!({ "content": shared.model.decode(&tokens)? })))
+async fn detokenize(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
+    let Tokens { tokens, model } = parsed(body)?;
+    let served = models.get(model.as_deref()).await?;
+    Ok(Json(json!({ "content": served.model.decode(&tokens)? })))
 }
 
 /// Parses a body, and names the place of a fault.
@@ -185,30 +235,12 @@ fn located<T>(result: Result<T, serde_path_to_error::Error<serde_json::Error>>) 
     })
 }
 
-pub(crate) fn now() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+/// Seconds since 1970 as a date and a time.
+pub(crate) fn date(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).ok();
+    seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok()).unwrap_or_default().to_string()
 }
 
-impl Shared {
-    fn check_name(&self, name: &str) -> Result<(), ApiError> {
-        if name == self.name {
-            return Ok(());
-        }
-        let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
-        Err(ApiError {
-            code: Some("model_not_found"),
-            param: Some("model".to_owned()),
-            ..ApiError::new(StatusCode::NOT_FOUND, message)
-        })
-    }
-
-    fn model_object(&self) -> Value {
-        json!({
-            "id": self.name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "kiln",
-            "max_model_len": self.model.sizes().positions,
-        })
-    }
+pub(crate) fn now() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }

@@ -2,7 +2,7 @@
 
 use kiln::{AnswerParser, AnswerPart, ToolCall};
 use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::value::RawValue;
 
 /// Reads the parts of one choice from the pieces of its text.
 #[derive(Clone, Debug)]
@@ -89,59 +89,18 @@ impl Reader {
 /// The message of a choice, as far as it was read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message {
-    content: String,
-    reasoning: String,
-    calls: Vec<Value>,
+    pub(super) content: String,
+    pub(super) reasoning: String,
+    pub(super) calls: Vec<ToolCall>,
 }
 
 impl Message {
-    /// Adds a part. Returns the change for a stream. `id`: that of the answer.
-    pub(super) fn add(&mut self, part: AnswerPart, id: &str, choice: usize) -> Value {
+    pub(super) fn add(&mut self, part: &AnswerPart) {
         match part {
-            AnswerPart::Content(text) => {
-                self.content.push_str(&text);
-                json!({ "content": text })
-            }
-            AnswerPart::Reasoning(text) => {
-                self.reasoning.push_str(&text);
-                // llama.cpp and DeepSeek have one name, vLLM the other.
-                json!({ "reasoning_content": text, "reasoning": text })
-            }
-            AnswerPart::Call(ToolCall { name, arguments }) => {
-                let index = self.calls.len();
-                let mut call = json!({
-                    "id": format!("call-{id}-{choice}-{index}"),
-                    "type": "function",
-                    "function": { "name": name, "arguments": arguments },
-                });
-                self.calls.push(call.clone());
-                call["index"] = json!(index);
-                json!({ "tool_calls": [call] })
-            }
-            _ => json!({}),
+            AnswerPart::Content(text) => self.content.push_str(text),
+            AnswerPart::Reasoning(text) => self.reasoning.push_str(text),
+            AnswerPart::Call(call) => self.calls.push(call.clone()),
+            _ => {}
         }
-    }
-
-    pub(super) fn has_calls(&self) -> bool {
-        !self.calls.is_empty()
-    }
-
-    pub(super) fn content(&self) -> &str {
-        &self.content
-    }
-
-    /// The whole message.
-    pub(super) fn object(&self) -> Value {
-        let Self { content, reasoning, calls } = self;
-        let content = if content.is_empty() && !calls.is_empty() { Value::Null } else { json!(content) };
-        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
-        if !reasoning.is_empty() {
-            message["reasoning_content"] = json!(reasoning);
-            message["reasoning"] = json!(reasoning);
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = json!(calls);
-        }
-        message
     }
 }

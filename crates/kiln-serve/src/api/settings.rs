@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use kiln::{
-    GenerationConfig, Grammar, Model, Plan, Processor, Request, RowState, TokenId, expert::UNTIL_IT_ENDS,
+    GenerationConfig, Grammar, Model, Plan, Processor, ReasoningBudget, Request, RowState, TokenId,
+    expert::UNTIL_IT_ENDS,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Shared, fields};
-use crate::{error::ApiError, guard::Key};
+use super::fields;
+use crate::{error::ApiError, guard::Key, models::Served};
 
 /// Most of the likeliest tokens whose log-probabilities are told, as OpenAI has it.
 const MOST_LOGPROBS: u64 = 20;
@@ -20,50 +21,53 @@ const LONGEST_SALT: usize = 256;
 /// Most choices of a request.
 const MOST_CHOICES: usize = 16;
 
-/// Settings that both endpoints share.
-#[derive(Debug, Deserialize)]
+/// Settings of an answer, in the words of OpenAI's API.
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct Settings {
-    model: Option<String>,
+    pub(super) model: Option<String>,
     #[serde(default)]
     pub(super) stream: bool,
-    stream_options: Option<StreamOptions>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    typical_p: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<OneOrMany>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    min_tokens: Option<usize>,
+    pub(super) stream_options: Option<StreamOptions>,
+    pub(super) temperature: Option<f32>,
+    pub(super) top_p: Option<f32>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f32>,
+    pub(super) typical_p: Option<f32>,
+    pub(super) seed: Option<i64>,
+    pub(super) stop: Option<OneOrMany>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) max_completion_tokens: Option<usize>,
+    pub(super) min_tokens: Option<usize>,
+    /// Most tokens of the prompt and the answer, in ollama's API.
+    #[serde(skip)]
+    pub(super) context: Option<usize>,
     #[serde(default)]
-    ignore_eos: bool,
-    n: Option<usize>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    response_format: Option<ResponseFormat>,
+    pub(super) ignore_eos: bool,
+    pub(super) n: Option<usize>,
+    pub(super) presence_penalty: Option<f32>,
+    pub(super) frequency_penalty: Option<f32>,
+    pub(super) repetition_penalty: Option<f32>,
+    pub(super) logit_bias: Option<BTreeMap<String, f32>>,
+    pub(super) response_format: Option<ResponseFormat>,
     /// In a chat, whether log-probabilities are told; else, of how many tokens beside the chosen one.
-    logprobs: Option<Value>,
-    top_logprobs: Option<u64>,
-    cache_salt: Option<String>,
-    skip_special_tokens: Option<bool>,
-    kiln: Option<Own>,
+    pub(super) logprobs: Option<Value>,
+    pub(super) top_logprobs: Option<u64>,
+    pub(super) cache_salt: Option<String>,
+    pub(super) skip_special_tokens: Option<bool>,
+    pub(super) kiln: Option<Own>,
 }
 
 /// Settings that other servers do not have.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Own {
+pub(super) struct Own {
     /// The kind of cache.
     cache: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StreamOptions {
+pub(super) struct StreamOptions {
     #[serde(default)]
     include_usage: bool,
     /// Chunks are never padded.
@@ -73,22 +77,22 @@ struct StreamOptions {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum OneOrMany {
+pub(super) enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum ResponseFormat {
+pub(super) enum ResponseFormat {
     Text,
     JsonObject,
     JsonSchema { json_schema: JsonSchema },
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JsonSchema {
+pub(super) struct JsonSchema {
     #[serde(rename = "name")]
     _name: Option<String>,
     #[serde(rename = "description")]
@@ -97,6 +101,13 @@ struct JsonSchema {
     #[serde(rename = "strict")]
     _strict: Option<bool>,
     schema: Option<Value>,
+}
+
+impl ResponseFormat {
+    /// JSON that matches a schema.
+    pub(super) fn schema(schema: Value) -> Self {
+        Self::JsonSchema { json_schema: JsonSchema { schema: Some(schema), ..JsonSchema::default() } }
+    }
 }
 
 /// `presence_penalty` and `frequency_penalty`, by OpenAI's formula, of tokens that were generated.
@@ -128,9 +139,13 @@ pub(super) struct Choices {
     /// Whether the names of special tokens are part of the text.
     pub(super) special_tokens: bool,
     penalties: Option<Penalties>,
+    /// An end to reasoning.
+    pub(super) budget: Option<ReasoningBudget>,
     plan: Option<Plan>,
     /// The name under which prompts share their beginnings.
     scope: String,
+    /// Most tokens of the prompt and the answer.
+    context: Option<usize>,
     /// Number of the likeliest tokens whose log-probabilities are told; `None`: none are.
     pub(super) logprobs: Option<usize>,
     pub(super) n: usize,
@@ -141,14 +156,17 @@ impl Settings {
         fields(body)
     }
 
+    /// The name of the model.
+    pub(super) fn model(&self) -> Result<&str, ApiError> {
+        self.model.as_deref().ok_or_else(|| ApiError::field("model", "is missing"))
+    }
+
     pub(super) fn includes_usage(&self) -> bool {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 
     /// Checks the settings of a request that came with this key.
-    pub(super) fn choices(&self, shared: &Shared, key: Key) -> Result<Choices, ApiError> {
-        let name = self.model.as_deref().ok_or_else(|| ApiError::field("model", "is missing"))?;
-        shared.check_name(name)?;
+    pub(super) fn choices(&self, served: &Served, key: Key) -> Result<Choices, ApiError> {
         if self.stream_options.is_some() && !self.stream {
             return Err(ApiError::field("stream_options", "goes with `stream`"));
         }
@@ -157,6 +175,11 @@ impl Settings {
                 "max_tokens",
                 "is another name of `max_completion_tokens`; give one",
             ));
+        }
+        let positions = served.model.sizes().positions;
+        if let Some(context) = self.context.filter(|context| *context > positions) {
+            let why = format!("is {context}, and the model has {positions} positions");
+            return Err(ApiError::field("options.num_ctx", why));
         }
         let n = self.n.unwrap_or(1);
         if !(1..=MOST_CHOICES).contains(&n) {
@@ -172,7 +195,7 @@ impl Settings {
         within("presence_penalty", self.presence_penalty, [-2.0, 2.0])?;
         within("frequency_penalty", self.frequency_penalty, [-2.0, 2.0])?;
 
-        let own = shared.model.generation_config();
+        let own = served.model.generation_config();
         let mut config = GenerationConfig::new();
         // OpenAI's defaults: all tokens are drawn from, at a temperature of 1.
         config.temperature = self.temperature.or(own.temperature).or(Some(1.0));
@@ -205,7 +228,7 @@ impl Settings {
             return Err(ApiError::field("stop", "has an empty text, which would end any answer"));
         }
         config.sequence_bias =
-            Some(self.biases(shared.model.sizes().vocab)?).filter(|biases| !biases.is_empty());
+            Some(self.biases(served.model.sizes().vocab)?).filter(|biases| !biases.is_empty());
         // Faults of settings are found before anything is queued.
         config.clone().merged_over(own).resolve()?;
         let penalties = Penalties {
@@ -221,7 +244,9 @@ impl Settings {
             grammar: self.grammar()?,
             special_tokens: self.skip_special_tokens == Some(false),
             penalties: has_penalties.then_some(penalties),
-            plan: self.plan(shared)?,
+            budget: None,
+            context: self.context,
+            plan: self.plan(served)?,
             scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
             logprobs: self.logprobs()?,
             n,
@@ -229,14 +254,14 @@ impl Settings {
     }
 
     /// The kind of cache; `None`: that of the model.
-    fn plan(&self, shared: &Shared) -> Result<Option<Plan>, ApiError> {
+    fn plan(&self, served: &Served) -> Result<Option<Plan>, ApiError> {
         let Some(name) = self.kiln.as_ref().and_then(|own| own.cache.as_deref()) else {
-            return Ok(shared.plan.clone());
+            return Ok(served.plan.clone());
         };
         let wrong = |why: String| ApiError::field("kiln.cache", why);
         let plan = Plan::named(name).map_err(|error| wrong(kiln::expert::plain(&error.to_string())))?;
-        let default = shared.plan.as_ref().unwrap_or(shared.model.plan());
-        match plan == *default || shared.plans.contains(&plan) {
+        let default = served.plan.as_ref().unwrap_or(served.model.plan());
+        match plan == *default || served.plans.contains(&plan) {
             true => Ok(Some(plan)),
             false => Err(wrong(format!(
                 "the server does not allow `{plan}`; `/props` lists the caches that it does"
@@ -303,16 +328,26 @@ impl Choices {
         model.check_length(text, &model.cache(self.plan.as_ref().unwrap_or(model.plan()))?)
     }
 
-    /// The settings for a prompt that leaves this many positions: more tokens end where the positions do.
-    pub(super) fn within(mut self, room: usize) -> Self {
-        if self.config.max_new_tokens.is_some_and(|most| most > room) {
-            self.config.max_new_tokens = Some(UNTIL_IT_ENDS);
+    /// The settings for a prompt of this many tokens: an answer ends where the model's positions do.
+    pub(super) fn after(mut self, prompt: usize, model: &Model) -> kiln::Result<Self> {
+        let room = model.sizes().positions.saturating_sub(prompt);
+        let most = &mut self.config.max_new_tokens;
+        match self.context {
+            Some(context) if context <= prompt => {
+                let why = format!("is {context}, and the prompt has {prompt} tokens");
+                return Err(kiln::Error::Setting { name: "num_ctx", why });
+            }
+            Some(context) => *most = most.map(|most| most.min(context - prompt)),
+            None => {}
         }
-        self
+        if most.is_some_and(|most| most > room) {
+            *most = Some(UNTIL_IT_ENDS);
+        }
+        Ok(self)
     }
 
     /// Gives a request the settings of the choice `index`.
-    pub(super) fn of(&self, request: Request<'static>, index: usize, shared: &Shared) -> Request<'static> {
+    pub(super) fn of(&self, request: Request<'static>, index: usize, served: &Served) -> Request<'static> {
         let mut config = self.config.clone();
         // Each choice has random numbers of its own; the first has those of a single one.
         config.seed = config.seed.map(|seed| seed.wrapping_add(index as u64));
@@ -320,12 +355,15 @@ impl Choices {
         if let Some(penalties) = self.penalties {
             request = request.processor(penalties);
         }
+        if let Some(budget) = &self.budget {
+            request = request.processor(budget.clone());
+        }
         if let Some(logprobs) = self.logprobs {
             request = request.logprobs(logprobs);
         }
         request = request
             .special_tokens(self.special_tokens)
-            .prefill_chunk(shared.chunk)
+            .prefill_chunk(served.chunk)
             .prefix_scope(self.scope.as_str());
         match &self.plan {
             Some(plan) => request.plan(plan.clone()),

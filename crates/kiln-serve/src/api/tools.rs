@@ -114,7 +114,7 @@ impl Tools {
         if tools.list.is_empty() {
             return Err(ApiError::field("tool_choice", "goes with `tools`"));
         }
-        if !template.mentions("tools") {
+        if !template.reads("tools") {
             return Err(ApiError::field("tools", "the model's chat template does not tell it of tools"));
         }
         if tools.calls == Calls::Auto && !AnswerFormat::of(template).has_calls() {

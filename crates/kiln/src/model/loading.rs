@@ -772,7 +772,7 @@ fn wait_for_weights(placement: &Placement, before: &Refusals) -> Result<()> {
 
 /// The name of a folder or file. A snapshot in the hub cache is named after its repository, because its
 /// folder is named after a commit.
-fn name_of(folder: &Path) -> String {
+pub fn name_of(folder: &Path) -> String {
     let named = |path: &Path| path.file_name().map(|name| name.display().to_string());
     let repo = || {
         let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;

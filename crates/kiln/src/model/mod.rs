@@ -27,7 +27,7 @@ use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
 use sha2::{Digest, Sha256};
 
 pub(crate) use loading::check_quant;
-pub use loading::{DtypeChoice, LoadProgress, ModelBuilder};
+pub use loading::{DtypeChoice, LoadProgress, ModelBuilder, name_of};
 
 use crate::{
     embedding::{EmbeddingConfig, EmbeddingInput, EmbeddingRequest},

@@ -1,0 +1,378 @@
+//! The models of a server. Each is loaded when a request asks for it, and may be unloaded when none has for a
+//! while.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::http::StatusCode;
+use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, device::DeviceClass};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use crate::{
+    ServeOptions,
+    error::ApiError,
+    metrics::Metrics,
+    worker::{Turns, Worker},
+};
+
+/// Loads a model again after it was unloaded.
+type Load = Arc<dyn Fn() -> Result<Model> + Send + Sync>;
+
+/// A model that a [`Server`](crate::Server) offers.
+#[derive(Clone)]
+pub struct ServedModel {
+    name: String,
+    model: Option<Model>,
+    load: Option<Load>,
+}
+
+impl fmt::Debug for ServedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServedModel")
+            .field("name", &self.name)
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServedModel {
+    /// A model that stays loaded. `name`: the name by which requests ask for it.
+    pub fn loaded(name: impl Into<String>, model: Model) -> Self {
+        Self { name: name.into(), model: Some(model), load: None }
+    }
+
+    /// A model that is loaded by `load` when a request asks for it.
+    pub fn on_demand(
+        name: impl Into<String>,
+        load: impl Fn() -> Result<Model> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), model: None, load: Some(Arc::new(load)) }
+    }
+
+    /// A model that is loaded now, and again by `load` after it was unloaded.
+    #[must_use]
+    pub fn loaded_again_by(self, load: impl Fn() -> Result<Model> + Send + Sync + 'static) -> Self {
+        Self { load: Some(Arc::new(load)), ..self }
+    }
+}
+
+/// A model that is loaded, with its engine.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) model: Model,
+    /// The name by which requests ask for the model.
+    pub(crate) name: String,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) plan: Option<Plan>,
+    /// Other kinds of caches that a request may ask for.
+    pub(crate) plans: Vec<Plan>,
+    /// Number of tokens of a prompt in a pass.
+    pub(crate) chunk: usize,
+    /// The most choices that are computed at once.
+    pub(crate) rows: usize,
+    pub(crate) pooling: Option<Pooling>,
+    pub(crate) worker: Worker,
+    pub(crate) fingerprint: String,
+}
+
+impl Served {
+    fn start(name: &str, model: Model, shared: &Common) -> Result<Self> {
+        model.text_stream()?;
+        let options = &shared.options;
+        let default_chunk = if model.opened().info.class == DeviceClass::Cpu { 128 } else { 256 };
+        let fingerprint = format!(
+            "kiln-{}-{}-{}",
+            env!("CARGO_PKG_VERSION"),
+            model.dtype().name(),
+            model.fingerprint()?.get(..12).unwrap_or_default(),
+        );
+        let ServeOptions { rows, queue, prefix_bytes, .. } = *options;
+        let turns = shared.turns.clone();
+        Ok(Self {
+            worker: Worker::start(model.clone(), rows, queue, prefix_bytes, shared.metrics.of(name), turns)?,
+            rows,
+            plans: options.plans.clone(),
+            chunk: options.prefill_chunk.unwrap_or(default_chunk),
+            model,
+            name: name.to_owned(),
+            template: options.template.clone(),
+            plan: options.plan.clone(),
+            pooling: options.pooling,
+            fingerprint,
+        })
+    }
+
+    /// The properties of the model and its engine.
+    pub(crate) fn props(&self) -> Value {
+        let (model, worker) = (&self.model, &self.worker);
+        let [caches, prefixes] = worker.cache_bytes();
+        let default = self.plan.as_ref().unwrap_or(model.plan());
+        json!({
+            "model": self.name,
+            "loaded": true,
+            "version": env!("CARGO_PKG_VERSION"),
+            "device": format!("{} ({})", model.opened().info.name, model.opened().info.adapter),
+            "dtype": model.dtype().name(),
+            "context": model.sizes().positions,
+            "cache": default.to_string(),
+            "caches": std::iter::once(default).chain(&self.plans).map(Plan::to_string).collect::<Vec<_>>(),
+            "rows": self.rows,
+            "prefill_chunk": self.chunk,
+            "running": worker.running().saturating_sub(worker.waiting()),
+            "waiting": worker.waiting(),
+            "memory": { "weights": model.weight_bytes(), "caches": caches, "prefixes": prefixes },
+            "system_fingerprint": self.fingerprint,
+        })
+    }
+}
+
+/// All models of a server.
+pub(crate) struct Models {
+    slots: Vec<Arc<Slot>>,
+    common: Arc<Common>,
+    began: Instant,
+    /// When the server started, in seconds since 1970.
+    created: u64,
+}
+
+/// The parts that all models share.
+struct Common {
+    options: ServeOptions,
+    metrics: Metrics,
+    turns: Turns,
+}
+
+/// The place of a model.
+struct Slot {
+    name: String,
+    load: Option<Load>,
+    /// Locked while the model is loaded or unloaded.
+    served: Mutex<Option<Arc<Served>>>,
+    /// When the latest request asked for it, and the time after which it may be unloaded, in milliseconds.
+    /// `u64::MAX`: never.
+    used: AtomicU64,
+    keep: AtomicU64,
+}
+
+impl Models {
+    pub(crate) fn new(models: Vec<ServedModel>, options: ServeOptions) -> Result<Self> {
+        let wrong = |why: String| Err(Error::Setting { name: "model", why });
+        if models.is_empty() {
+            return wrong("is missing: a server has at least one".to_owned());
+        }
+        let metrics = Metrics::new();
+        let keep = milliseconds(options.idle);
+        // Models take turns on their device: a recording belongs to one thread, and threads of two would
+        // compete for the same cores.
+        let common = Arc::new(Common { options, metrics, turns: Turns::default() });
+        let mut slots: Vec<Arc<Slot>> = Vec::new();
+        for ServedModel { name, model, load } in models {
+            if slots.iter().any(|slot| slot.name == name) {
+                return wrong(format!("has the name `{name}` twice; `--alias` gives each model its own"));
+            }
+            let served = model.map(|model| Served::start(&name, model, &common)).transpose()?;
+            let (served, used) = (Mutex::new(served.map(Arc::new)), AtomicU64::new(0));
+            slots.push(Arc::new(Slot { name, load, served, used, keep: AtomicU64::new(keep) }));
+        }
+        Ok(Self { slots, common, began: Instant::now(), created: crate::api::now() })
+    }
+
+    /// The names of all models.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.slots.iter().map(|slot| slot.name.as_str())
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.common.metrics
+    }
+
+    /// The models that are loaded.
+    pub(crate) async fn loaded(&self) -> Vec<Arc<Served>> {
+        let mut all = Vec::new();
+        for slot in &self.slots {
+            // One that is being loaded keeps nobody waiting.
+            if let Ok(served) = slot.served.try_lock() {
+                all.extend(served.clone());
+            }
+        }
+        all
+    }
+
+    /// The models in the forms of OpenAI and Anthropic.
+    pub(crate) async fn objects(&self) -> Vec<Value> {
+        let loaded = self.loaded().await;
+        let object = |name: &str| {
+            let mut object = json!({
+                "id": name,
+                "object": "model",
+                "created": self.created,
+                "owned_by": "kiln",
+                "type": "model",
+                "display_name": name,
+                "created_at": crate::api::date(self.created),
+            });
+            if let Some(served) = loaded.iter().find(|served| served.name == name) {
+                object["max_model_len"] = json!(served.model.sizes().positions);
+            }
+            object
+        };
+        self.names().map(object).collect()
+    }
+
+    /// The name of a model, as the server has it. `None`: that of the first.
+    pub(crate) fn name(&self, name: Option<&str>) -> Result<&str, ApiError> {
+        self.slot(name).map(|slot| slot.name.as_str())
+    }
+
+    fn slot(&self, name: Option<&str>) -> Result<&Arc<Slot>, ApiError> {
+        let Some(name) = name else { return Ok(&self.slots[0]) };
+        // Programs of ollama add `:latest`.
+        let find = |name: &str| self.slots.iter().find(|slot| slot.name == name);
+        let found = find(name).or_else(|| find(name.strip_suffix(":latest")?));
+        found.ok_or_else(|| {
+            let all: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
+            let message = format!("the model `{name}` does not exist; this server has {}", all.join(", "));
+            ApiError {
+                code: Some("model_not_found"),
+                param: Some("model".to_owned()),
+                ..ApiError::new(StatusCode::NOT_FOUND, message)
+            }
+        })
+    }
+
+    /// The model of this name, which is loaded if it is not. `None`: the first.
+    pub(crate) async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        let slot = self.slot(name)?;
+        slot.used.store(milliseconds(Some(self.began.elapsed())), Ordering::Relaxed);
+        if let Ok(served) = slot.served.try_lock()
+            && let Some(served) = served.as_ref().filter(|served| !served.worker.has_failed())
+        {
+            return Ok(served.clone());
+        }
+        // In a task of its own: a client that leaves while it loads does not lose the work.
+        let (models, slot) = (self.clone(), slot.clone());
+        let task = tokio::spawn(async move { models.load(&slot).await });
+        let failed =
+            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed while it was loaded");
+        task.await.map_err(failed)?
+    }
+
+    async fn load(&self, slot: &Slot) -> Result<Arc<Served>, ApiError> {
+        let mut place = slot.served.lock().await;
+        match (&*place, &slot.load) {
+            (Some(served), load) if load.is_none() || !served.worker.has_failed() => {
+                return Ok(served.clone());
+            }
+            _ => *place = None,
+        }
+        let Some(load) = slot.load.clone() else {
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the model is not loaded"));
+        };
+        while self.loaded().await.len() >= self.common.options.most_loaded {
+            if !self.unload_oldest(slot) {
+                return Err(busy());
+            }
+        }
+        loop {
+            tracing::info!(target: "kiln::serve", "{} is loaded", slot.name);
+            let (load, common, name) = (load.clone(), self.common.clone(), slot.name.clone());
+            let start = move || load().and_then(|model| Served::start(&name, model, &common));
+            let failed =
+                |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed while it was loaded");
+            match tokio::task::spawn_blocking(start).await.map_err(failed)? {
+                Ok(served) => {
+                    let served = Arc::new(served);
+                    *place = Some(served.clone());
+                    return Ok(served);
+                }
+                // Another model can make room.
+                Err(error)
+                    if matches!(error.cause(), Error::OutOfMemory { .. }) && self.unload_oldest(slot) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Unloads the model that was asked for longest ago, of those that answer nobody. Returns whether there
+    /// was one.
+    fn unload_oldest(&self, except: &Slot) -> bool {
+        let mut slots: Vec<_> =
+            self.slots.iter().filter(|slot| !std::ptr::eq(&raw const ***slot, except)).collect();
+        slots.sort_by_key(|slot| slot.used.load(Ordering::Relaxed));
+        slots.into_iter().any(|slot| slot.unload())
+    }
+
+    /// Unloads models that nobody asked for within their time.
+    pub(crate) fn unload_idle(&self) {
+        let now = milliseconds(Some(self.began.elapsed()));
+        for slot in &self.slots {
+            let [used, keep] = [&slot.used, &slot.keep].map(|number| number.load(Ordering::Relaxed));
+            if keep < u64::MAX && now.saturating_sub(used) >= keep {
+                slot.unload();
+            }
+        }
+    }
+
+    /// The time after which a model may be unloaded, if nobody asks for it; `None`: never.
+    pub(crate) fn expires(&self, name: &str) -> Option<Duration> {
+        let slot = self.slot(Some(name)).ok()?;
+        let [used, keep] = [&slot.used, &slot.keep].map(|number| number.load(Ordering::Relaxed));
+        let now = milliseconds(Some(self.began.elapsed()));
+        (keep < u64::MAX).then(|| Duration::from_millis((used + keep).saturating_sub(now)))
+    }
+
+    /// When the server started, in seconds since 1970.
+    pub(crate) fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// Sets the time that a model stays loaded after the latest request; `None`: for ever.
+    pub(crate) fn keep(&self, name: &str, time: Option<Duration>) -> Result<(), ApiError> {
+        self.slot(Some(name))?.keep.store(milliseconds(time), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Unloads the model, unless it answers somebody or could not be loaded again. Returns whether it was
+    /// loaded.
+    fn unload(&self) -> bool {
+        let Ok(mut served) = self.served.try_lock() else { return false };
+        // Whoever answers has a copy.
+        let is_idle = served.as_ref().is_some_and(|served| Arc::strong_count(served) == 1);
+        if !is_idle || self.load.is_none() {
+            return false;
+        }
+        tracing::info!(target: "kiln::serve", "{} is unloaded", self.name);
+        // The thread of the engine ends, and with it goes the model. Whoever loads another one needs the
+        // memory.
+        if let Some(served) = served.take().and_then(Arc::into_inner) {
+            let Served { worker, model, .. } = served;
+            drop(model);
+            worker.end();
+        }
+        true
+    }
+}
+
+fn milliseconds(time: Option<Duration>) -> u64 {
+    time.map_or(u64::MAX, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn busy() -> ApiError {
+    ApiError {
+        code: Some("models_busy"),
+        retry_after: Some(1),
+        ..ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "all models that may be loaded at once are answering; come again later",
+        )
+    }
+}
