@@ -32,6 +32,7 @@ mod probe;
 mod quantize;
 mod run;
 mod serve;
+mod server;
 mod settings;
 mod transcribe;
 mod wayland;

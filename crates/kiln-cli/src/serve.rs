@@ -168,10 +168,15 @@ impl ServeArgs {
             return Err(Error::Setting { name: "alias", why }.into());
         }
         let own = |folder: &PathBuf| name_of(folder);
-        Ok(match &self.alias[..] {
+        let names: Vec<String> = match &self.alias[..] {
             [] => folders.iter().map(own).collect(),
             names => names.to_vec(),
-        })
+        };
+        if let Some(twice) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+            let why = format!("`{}` is the name of two models; give each its own", twice.1);
+            return Err(Error::Setting { name: "alias", why }.into());
+        }
+        Ok(names)
     }
 
     /// The keys of the file, and those of the environment.

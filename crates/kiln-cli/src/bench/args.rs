@@ -6,6 +6,10 @@ use clap::{Args, ValueEnum};
 
 use crate::{memory, place::PlaceArgs};
 
+/// Options that a server has no use for.
+const OF_STEPS: [&str; 8] =
+    ["random", "depth", "snapshot", "num_beams", "temperature", "repetitions", "against", "compile"];
+
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
@@ -50,6 +54,29 @@ pub(crate) struct BenchArgs {
     /// Counted repetitions; one more runs first to compile kernels and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     pub(super) repetitions: usize,
+    /// Measure a server of the model instead: tokens a second and latencies by the number of clients
+    ///
+    /// Each client sends four requests, one after the other, of -p words and -n tokens.
+    #[arg(long, conflicts_with_all = OF_STEPS)]
+    pub(super) serve: bool,
+    /// Measure this server, which speaks OpenAI's API; --model is then the name of one of its models
+    #[arg(long, requires = "serve", value_name = "URL")]
+    pub(super) url: Option<String>,
+    /// Key for --url
+    #[arg(long, env = "KILN_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(super) api_key: Option<String>,
+    /// Numbers of clients of --serve
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16",
+        requires = "serve",
+        value_name = "N,.."
+    )]
+    pub(super) clients: Vec<usize>,
+    /// Draw tokens a second by the number of clients, as SVG
+    #[arg(long, requires = "serve", value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
     /// Format of the report
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     pub(super) output: BenchOutput,

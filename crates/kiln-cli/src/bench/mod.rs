@@ -19,6 +19,7 @@ use crate::{
 mod args;
 mod peer;
 mod print;
+mod serve;
 
 /// The results and the setup in which they were measured.
 #[derive(Debug, Serialize)]
@@ -103,6 +104,9 @@ struct Steps {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
+    if args.serve {
+        return serve::run(args).map(|()| ExitCode::SUCCESS);
+    }
     let plans: Vec<Plan> = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<_>>()?;
     let random = args.random.as_deref().map(random).transpose()?;
     let peer = args.against.as_deref().map(peer::read).transpose()?;

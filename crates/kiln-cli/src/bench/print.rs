@@ -77,6 +77,11 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         }
         rows.push(row);
     }
+    table(&rows)
+}
+
+/// A Markdown table, whose first row is the head.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();

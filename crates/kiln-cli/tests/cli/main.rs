@@ -699,6 +699,26 @@ fn a_server_answers_and_ends_in_order() {
     let text = answer["choices"][0]["text"].as_str().unwrap();
     assert_eq!(format!("ROMEO:{text}\n"), stdout(&run(&["ROMEO:"])));
 
+    // A chat and a measurement from outside.
+    let url = format!("http://{address}");
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(["chat", "--url", &url, "--greedy", "-n", "8"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    chat.stdin.take().unwrap().write_all(b"What news?\n/stats\n/cache\n").unwrap();
+    let text = stdout(&chat.wait_with_output().unwrap());
+    assert!(text.contains("prompt ") && text.contains(&format!("cache    is at {url}/v1")), "{text}");
+    let bench =
+        kiln(&["bench", "--serve", "--url", &url, "--clients", "1,2", "-p", "8", "-n", "4", "-o", "json"]);
+    let report: Value = serde_json::from_str(&stdout(&bench)).unwrap();
+    assert_eq!(
+        (&report["model"], report["results"][1]["requests"].as_u64()),
+        (&json!("shakespeare"), Some(8))
+    );
+    assert!(report["results"][1]["first"]["p99"].as_f64().unwrap() > 0.0, "{report}");
+
     let ended = Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap();
     assert!(ended.success());
     assert_eq!(server.wait().unwrap().code(), Some(0));

@@ -108,6 +108,9 @@ const REFUSED: &str = "
     serve --cache elastic
     serve --api-keys /nowhere
     serve --model /nowhere
+    serve --alias a --alias b
+    serve --max-models 0
+    serve --alias a --alias a --model assets/demo --model assets/demo
     bench --offload-experts --random model_type=llama,num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=50 -n 0
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x
@@ -134,6 +137,10 @@ const REFUSED: &str = "
     chat --template nothing
     x | chat --temperature 1 --set num_return_sequences=2
     chat --model /nowhere
+    chat --url ftp://nowhere
+    chat --url http://127.0.0.1:9
+    chat --url http://127.0.0.1:9 --num-beams 2
+    chat --url http://127.0.0.1:9 --cache sink
     /nothing | chat
     /save | chat
     /load /nowhere | chat
@@ -161,6 +168,11 @@ const REFUSED: &str = "
     bench --against /nowhere
     bench --snapshot
     bench -r 0
+    bench --clients 2
+    bench --serve --depth 3
+    bench --serve -n 0
+    bench --serve -n 1,2
+    bench --serve --url http://127.0.0.1:9
     bench -o xml
     probe --cache none
     probe --plot /nowhere/loss.svg
