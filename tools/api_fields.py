@@ -14,6 +14,8 @@ from anthropic.types import message_count_tokens_params as count
 from anthropic.types import message_create_params as messages
 from openai.types import completion_create_params as completions
 from openai.types import embedding_create_params as embeddings
+from openai.types.audio import transcription_create_params as transcriptions
+from openai.types.audio import translation_create_params as translations
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
@@ -23,6 +25,7 @@ requests = {
     "chat": [chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming],
     "completions": [completions.CompletionCreateParamsNonStreaming, completions.CompletionCreateParamsStreaming],
     "embeddings": [embeddings.EmbeddingCreateParams],
+    "audio": [transcriptions.TranscriptionCreateParamsNonStreaming, translations.TranslationCreateParams],
     "responses": [responses.ResponseCreateParamsNonStreaming, responses.ResponseCreateParamsStreaming],
     "messages": [
         messages.MessageCreateParamsNonStreaming, messages.MessageCreateParamsStreaming, count.MessageCountTokensParams,

@@ -7,15 +7,16 @@
     python tools/test_clients.py KILN_BINARY MODEL [ARGUMENT OF kiln serve..]
 
 The newest openai cannot be installed beside langchain-openai, llama-index and instructor. It is tested in
-another environment:
+another environment, with the clients of other APIs:
 
     pip install openai==3.57.0 litellm==1.110.2 'pydantic-ai-slim[openai]==2.31.1' \\
-        prometheus-client==0.26.0
+        prometheus-client==0.26.0 anthropic==2.13.0 ollama==0.6.3 openai-agents==0.24.0
 
 The clients that can be imported are tested, one after another, with their defaults: a field that a client
 sends by itself and the server refuses is a failure. MODEL is one to chat with; the checks of a full queue
-need a context of 4096 tokens or more. Embeddings are those of the demo model. Prints a line per check. Exit
-status 1 if one fails, 2 for bad input.
+need a context of 4096 tokens or more. Embeddings are those of the demo model, which is also the second one
+of a server with several models. Clients in JavaScript have a program of their own, `test_clients.mjs`.
+Prints a line per check. Exit status 1 if one fails, 2 for bad input.
 """
 import argparse
 import array
@@ -43,8 +44,13 @@ DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../assets/demo"
 START = "The capital of France is"
 CAPITAL = "What is the capital of France?"
 QUESTION = [{"role": "user", "content": CAPITAL}]
+# A question with a long answer, and one with a short.
+COUNT = "Count from 1 to 1000, with all numbers in between."
+COUNTING = [{"role": "user", "content": "Count from 1 to 9. Write only the numbers."}]
 # Tokens that a structured answer fits in, with much space between its fields, as small models write it.
 LONG = 240
+# The beginning of a prompt that is kept for the next one: some 500 tokens.
+STORY = "The river flows past the old mill and the small white church. " * 40
 # Answers that are computed at once, and that wait.
 ROWS, QUEUE = 2, 2
 # Settings that are wrong, the name of the exception and the status.
@@ -56,6 +62,9 @@ WRONG = {
 
 # Clients ask nobody else: not a proxy, nor GitHub for the prices of models.
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+# Keys and addresses of the user's own are not for this server.
+for variable in [name for name in os.environ if name.startswith(("ANTHROPIC_", "OLLAMA_", "OPENAI_"))]:
+    del os.environ[variable]
 
 passed = failed = 0
 
@@ -110,7 +119,7 @@ def raised(kind, function):
 
 
 class Server:
-    """A server of one model, which needs a key."""
+    """A server, which needs a key. The first model is the one to ask."""
 
     def __init__(self, binary, model, arguments):
         with tempfile.NamedTemporaryFile("w", suffix=".keys", delete=False) as keys:
@@ -129,7 +138,8 @@ class Server:
         threading.Thread(target=self.child.stdout.read, daemon=True).start()
         os.unlink(keys.name)
         self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.root = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.root}/v1"
         card = json.loads(self.get("/v1/models"))["data"][0]
         self.model, self.context = card["id"], card["max_model_len"]
 
@@ -150,6 +160,9 @@ class Server:
 
     def running(self):
         return json.loads(self.get("/health"))["running"]
+
+    def loaded(self):
+        return [model["name"] for model in json.loads(self.get("/api/ps"))["models"]]
 
     @contextlib.contextmanager
     def full(self):
@@ -191,6 +204,52 @@ def test_errors(client, library, server, ask):
         with server.full():
             error = raised(library.RateLimitError, ask)
         equal(error.status_code, 429, "status")
+
+
+def test_retries(client, library, server, ask):
+    """Tests that a client comes again when the server says. `ask(max_retries=)` chats."""
+    if server.context < 4096: return
+
+    @check(client, "a full queue: Retry-After is waited for")
+    def _():
+        with server.full():
+            begun = time.monotonic()
+            error = raised(library.RateLimitError, lambda: ask(max_retries=1))
+            seconds = time.monotonic() - begun
+        after = int(error.response.headers["retry-after"])
+        # By itself, the client would wait for half a second.
+        assert seconds >= after >= 1, f"Retry-After is {after}, the client waited for {seconds:.2f} s"
+
+    @check(client, "a full queue: another attempt succeeds once it has room")
+    def _():
+        with server.full() as end:
+            threading.Timer(0.5, end).start()
+            assert ask(max_retries=4)
+
+
+def test_close(client, server, stream):
+    """Tests that an answer ends with its client. `stream(tokens)` begins a long one."""
+
+    @check(client, "a stream that is closed early ends its answer")
+    def _():
+        answer = stream(server.context // 2)
+        next(iter(answer))
+        answer.close()
+        until("no answer runs", lambda: server.running() == 0, 10)
+
+
+def weather(name):
+    """The schema of a tool's arguments under the name that an API has for it."""
+    city = {"type": "string", "enum": ["Rome", "Verona"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tool = {"name": "weather", "description": "Tells the weather in a city."}
+    return tool | {name: schema | {"additionalProperties": False}}
+
+
+def one_exception(kind):
+    """A library that has the same exception for all statuses."""
+    names = [name for _, name, _ in WRONG.values()] + ["RateLimitError"]
+    return types.SimpleNamespace(**dict.fromkeys(names, kind))
 
 
 def place():
@@ -316,18 +375,13 @@ def test_openai(server):
 
     @check(name, "a tool that must be called is called, and its result is read")
     def _():
-        city = {"type": "string", "enum": ["Rome", "Verona"]}
-        parameters = {
-            "type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False,
-        }
-        function = {"name": "weather", "parameters": parameters}
-        tools = [{"type": "function", "function": function}]
+        tools = [{"type": "function", "function": weather("parameters")}]
         for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
             answer = chat(tools=tools, tool_choice=choice, max_tokens=60).choices[0]
             equal(answer.finish_reason, "tool_calls", "finish_reason")
             call = answer.message.tool_calls[0]
             equal(call.function.name, "weather", "name")
-            assert json.loads(call.function.arguments)["city"] in city["enum"], call.function.arguments
+            assert json.loads(call.function.arguments)["city"] in ("Rome", "Verona"), call.function.arguments
         result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
         question = {"role": "user", "content": "Does it rain in Rome?"}
         answer = chat(messages=[question, answer.message.model_dump(exclude_none=True), result], tools=tools)
@@ -340,12 +394,8 @@ def test_openai(server):
         error = raised(openai.NotFoundError, lambda: chat(model="unknown"))
         equal((error.code, error.param), ("model_not_found", "model"), "error")
 
-    @check(name, "a stream that is closed early ends its answer")
-    def _():
-        chunks = chat(stream=True, max_tokens=server.context // 2, extra_body={"ignore_eos": True})
-        next(iter(chunks))
-        chunks.close()
-        until("no answer runs", lambda: server.running() == 0, 10)
+    own = {"stream": True, "extra_body": {"ignore_eos": True}}
+    test_close(name, server, lambda tokens: chat(max_tokens=tokens, **own))
 
     @check(name, "the asynchronous client: two chats at once, one of them streamed")
     async def _():
@@ -364,26 +414,14 @@ def test_openai(server):
         return client.with_options(api_key=key).chat.completions.create(**given)
 
     test_errors(name, openai, server, ask)
-    if server.context < 4096: return
-    short = {"model": server.model, "messages": QUESTION, "max_tokens": 8}
 
-    @check(name, "a full queue: Retry-After is waited for")
-    def _():
-        with server.full():
-            begun = time.monotonic()
-            own = client.with_options(max_retries=1)
-            error = raised(openai.RateLimitError, lambda: own.chat.completions.create(**short))
-            seconds = time.monotonic() - begun
-        after = int(error.response.headers["retry-after"])
-        # By itself, the client would wait for half a second.
-        assert seconds >= after >= 1, f"Retry-After is {after}, the client waited for {seconds:.2f} s"
+    def attempt(max_retries):
+        own = client.with_options(max_retries=max_retries)
+        answer = own.chat.completions.create(model=server.model, messages=QUESTION, max_tokens=8)
+        return answer.choices[0].message.content
 
-    @check(name, "a full queue: another attempt succeeds once it has room")
-    def _():
-        with server.full() as end:
-            threading.Timer(0.5, end).start()
-            own = client.with_options(max_retries=4)
-            assert own.chat.completions.create(**short).choices[0].message.content
+    test_retries(name, openai, server, attempt)
+    test_responses(server, client, settings)
 
 
 def test_openai_embeddings(server):
@@ -410,6 +448,187 @@ def test_openai_embeddings(server):
     def _():
         ask = lambda: client.embeddings.create(model=server.model, input="news " * 2000)
         raised(openai.BadRequestError, ask)
+
+
+def test_responses(server, client, settings):
+    """Tests the Responses API of openai."""
+    import openai
+
+    name = "openai responses"
+    tool = {"type": "function", "strict": False} | weather("parameters")
+    rain = "Does it rain in Rome?"
+
+    def create(**more):
+        given = {"model": server.model, "input": CAPITAL, "max_output_tokens": 8, "temperature": 0}
+        return client.responses.create(**given | more)
+
+    @check(name, "a response, its text and its usage")
+    def _():
+        answer = create()
+        assert answer.output_text and answer.output_text == answer.output[0].content[0].text, repr(answer)
+        usage = answer.usage
+        assert usage.input_tokens > 0 and 0 < usage.output_tokens <= 8, repr(usage)
+        equal(usage.total_tokens, usage.input_tokens + usage.output_tokens, "total")
+        equal(answer.output_text, chat_text(client, server), "the text of a chat")
+
+    @check(name, "a response with the client's defaults")
+    def _():
+        answer = client.responses.create(model=server.model, input=CAPITAL)
+        equal((answer.status, answer.store, answer.error), ("completed", True, None), "status")
+        assert answer.output_text, repr(answer)
+
+    @check(name, "all that the client's types have is there")
+    def _():
+        own = openai.OpenAI(api_key=KEY, _strict_response_validation=True, **settings)
+        given = {"model": server.model, "input": CAPITAL, "max_output_tokens": 8}
+        tools = {"tools": [tool], "tool_choice": "required", "max_output_tokens": 60}
+        for more in ({}, tools):
+            assert own.responses.create(**given | more).output
+            with own.responses.create(stream=True, **given | more) as events: assert list(events)
+        answer = own.responses.create(**given)
+        own.responses.retrieve(answer.id)
+        own.responses.delete(answer.id)
+
+    @check(name, "instructions, and messages of parts")
+    def _():
+        part = {"type": "input_text", "text": CAPITAL}
+        messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [part]}]
+        text = create(instructions="Be brief.").output_text
+        equal(create(input=messages).output_text, text, "text")
+        # Qwen's template has instructions of its own if there are none.
+        assert create(instructions="Be brief.").usage.input_tokens != create().usage.input_tokens
+
+    @check(name, "a stream has the same text, and each event its number")
+    def _():
+        events = list(create(stream=True, max_output_tokens=LONG))
+        equal([event.sequence_number for event in events], list(range(len(events))), "numbers")
+        kinds = [event.type.removeprefix("response.") for event in events]
+        begin = ["created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"]
+        equal(kinds[:5], begin, "the first events")
+        end = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+        equal(kinds[-4:], end, "the last events")
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        equal(text, events[-1].response.output_text, "text")
+        equal(text, create(max_output_tokens=LONG).output_text, "text")
+
+    @check(name, "a response that is cut off says so, also in a stream")
+    def _():
+        *_, last = create(stream=True, max_output_tokens=2)
+        equal(last.type, "response.incomplete", "type")
+        expected = "incomplete", "max_output_tokens"
+        for answer in (last.response, create(max_output_tokens=2)):
+            equal((answer.status, answer.incomplete_details.reason), expected, "end")
+
+    @check(name, "json_schema: parse")
+    def _():
+        answer = client.responses.parse(
+            model=server.model, input=CAPITAL, text_format=place(), max_output_tokens=LONG, temperature=0
+        )
+        assert answer.output_parsed.name in ("Paris", "London"), repr(answer)
+
+    @check(name, "json_schema: streamed")
+    def _():
+        given = {"model": server.model, "input": CAPITAL, "max_output_tokens": LONG, "temperature": 0}
+        with client.responses.stream(text_format=place(), **given) as events:
+            assert "response.output_text.delta" in {event.type for event in events}
+            assert events.get_final_response().output_parsed.size in ("small", "large")
+
+    @check(name, "json_object")
+    def _():
+        answer = create(text={"format": {"type": "json_object"}}, max_output_tokens=LONG)
+        # A small model may not come to an end.
+        if answer.status == "completed": assert isinstance(json.loads(answer.output_text), dict)
+
+    @check(name, "a function that must be called is called, and its output is read")
+    def _():
+        for choice in ("required", {"type": "function", "name": "weather"}):
+            answer = create(input=rain, tools=[tool], tool_choice=choice, max_output_tokens=60)
+            call = answer.output[0]
+            equal((call.type, call.name, call.status), ("function_call", "weather", "completed"), "call")
+            assert json.loads(call.arguments)["city"] in ("Rome", "Verona"), call.arguments
+            equal(answer.output_text, "", "text")
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
+        given = {"tools": [tool], "max_output_tokens": 60}
+        after = create(input=[output], previous_response_id=answer.id, **given)
+        equal(after.previous_response_id, answer.id, "previous_response_id")
+        # Or the client keeps the conversation.
+        items = [{"role": "user", "content": rain}, *answer.output, output]
+        again = create(input=items, store=False, **given)
+        without = {"exclude": {"id", "call_id"}}
+        equal(*([item.model_dump(**without) for item in one.output] for one in (after, again)), "output")
+
+    @check(name, "a function of a pydantic model that must be called, with `strict`")
+    def _():
+        own = {"tools": [openai.pydantic_function_tool(place())], "tool_choice": "required"}
+        given = {"model": server.model, "input": CAPITAL, "max_output_tokens": LONG, "temperature": 0}
+        answer = client.responses.parse(**given | own)
+        assert answer.output[0].parsed_arguments.name in ("Paris", "London"), repr(answer)
+
+    @check(name, "the arguments of a function are streamed")
+    def _():
+        given = {"input": rain, "tools": [tool], "tool_choice": "required", "max_output_tokens": 60}
+        events = {event.type: event for event in create(stream=True, **given)}
+        begun = events["response.output_item.added"].item
+        equal((begun.type, begun.name), ("function_call", "weather"), "call")
+        arguments = events["response.function_call_arguments.done"].arguments
+        equal(arguments, create(**given).output[0].arguments, "arguments")
+
+    @check(name, "previous_response_id continues a conversation")
+    def _():
+        first = create(input="My name is Ada.", max_output_tokens=30)
+        second = create(input="What is my name?", previous_response_id=first.id, max_output_tokens=30)
+        assert "Ada" in second.output_text, second.output_text
+        assert second.usage.input_tokens > first.usage.total_tokens, repr(second.usage)
+
+    @check(name, "a response can be retrieved and deleted; with store=False it is not kept")
+    def _():
+        answer = create(metadata={"topic": "cities"})
+        equal(client.responses.retrieve(answer.id), answer, "response")
+        equal(answer.metadata, {"topic": "cities"}, "metadata")
+        client.responses.delete(answer.id)
+        for gone in (answer.id, create(store=False).id, "resp_unknown"):
+            raised(openai.NotFoundError, lambda: client.responses.retrieve(gone))
+            raised(openai.NotFoundError, lambda: create(previous_response_id=gone))
+
+    @check(name, "log-probabilities")
+    def _():
+        answer = create(include=["message.output_text.logprobs"], top_logprobs=2)
+        tokens = answer.output[0].content[0].logprobs
+        equal("".join(token.token for token in tokens), answer.output_text, "tokens")
+        assert all(len(token.top_logprobs) == 2 for token in tokens), repr(tokens)
+
+    @check(name, "cached tokens are counted")
+    def _():
+        create(input=STORY + "What flows?")
+        usage = create(input=STORY + "What is small?").usage
+        assert 0 < usage.input_tokens_details.cached_tokens < usage.input_tokens, repr(usage)
+
+    own = {"stream": True, "extra_body": {"kiln": {}}}
+    test_close(name, server, lambda tokens: create(max_output_tokens=tokens, input=COUNT, **own))
+
+    @check(name, "the asynchronous client: two responses at once, one of them streamed")
+    async def _():
+        given = {"model": server.model, "input": CAPITAL, "max_output_tokens": 8, "temperature": 0}
+        async with openai.AsyncOpenAI(api_key=KEY, **settings) as own:
+
+            async def streamed():
+                events = await own.responses.create(stream=True, **given)
+                return [event async for event in events][-1].response.output_text
+
+            whole, text = await asyncio.gather(own.responses.create(**given), streamed())
+        equal(text, whole.output_text, "text")
+
+    def ask(key=KEY, model=server.model, temperature=0.0):
+        given = {"model": model, "input": CAPITAL, "max_output_tokens": 8, "temperature": temperature}
+        return client.with_options(api_key=key).responses.create(**given)
+
+    test_errors(name, openai, server, ask)
+
+
+def chat_text(client, server):
+    """The beginning of the answer to the question, by openai's chat."""
+    given = {"model": server.model, "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+    return client.chat.completions.create(**given).choices[0].message.content
 
 
 def test_litellm(server):
@@ -454,6 +673,37 @@ def test_litellm(server):
         assert answer.choices[0].message.content, repr(answer)
 
     test_errors(name, litellm, server, chat)
+
+    @check(name, "responses: whole and streamed")
+    def _():
+        given = {"model": f"openai/{server.model}", "input": CAPITAL, "max_output_tokens": 8} | address
+        answer = litellm.responses(**given)
+        assert answer.output[0].content[0].text and answer.usage.output_tokens > 0, repr(answer)
+        kinds = [event.type for event in litellm.responses(stream=True, **given)]
+        assert "response.output_text.delta" in kinds, repr(kinds)
+
+    # The same by other APIs.
+    for provider in ("anthropic", "ollama_chat", "ollama"):
+        given = {"model": f"{provider}/{server.model}", "messages": QUESTION}
+        given |= {"api_base": server.root, "api_key": KEY}
+        short = given | {"temperature": 0, "max_tokens": 8}
+
+        @check(name, f"{provider}: a chat with the client's defaults")
+        def _():
+            assert litellm.completion(**given).choices[0].message.content
+
+        @check(name, f"{provider}: a streamed chat, and the usage of a whole one")
+        def _():
+            chunks = litellm.completion(stream=True, **short)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            answer = litellm.completion(**short)
+            equal(text.strip(), answer.choices[0].message.content.strip(), "text")
+            assert answer.usage.prompt_tokens > 0 and answer.usage.completion_tokens > 0, repr(answer.usage)
+
+        @check(name, f"{provider}: json_schema")
+        def _():
+            answer = litellm.completion(response_format=place(), **short | {"max_tokens": LONG})
+            place().model_validate_json(answer.choices[0].message.content)
 
 
 def test_litellm_embeddings(server):
@@ -607,16 +857,16 @@ def test_instructor(server):
 def test_pydantic_ai(server):
     from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.exceptions import ModelHTTPError
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
     import openai
 
     name = "pydantic-ai"
 
     @contextlib.asynccontextmanager
-    async def agent(key=KEY, model=server.model, temperature=0.0, max_tokens=8, **more):
+    async def agent(key=KEY, model=server.model, temperature=0.0, max_tokens=8, kind=OpenAIChatModel, **more):
         async with openai.AsyncOpenAI(api_key=key, base_url=server.url, max_retries=0) as client:
-            own = OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client))
+            own = kind(model, provider=OpenAIProvider(openai_client=client))
             yield Agent(own, model_settings={"temperature": temperature, "max_tokens": max_tokens}, **more)
 
     @check(name, "a chat, and its usage")
@@ -637,14 +887,554 @@ def test_pydantic_ai(server):
         async with agent(max_tokens=LONG, output_type=NativeOutput(place())) as own:
             assert (await own.run(CAPITAL)).output.name
 
-    # One exception for all statuses.
-    names = [kind for _, kind, _ in WRONG.values()] + ["RateLimitError"]
-    library = types.SimpleNamespace(**dict.fromkeys(names, ModelHTTPError))
+    @check(name, "responses: an answer, a structured one, and one as the arguments of a tool")
+    async def _():
+        async with agent(kind=OpenAIResponsesModel) as own: assert (await own.run("What news?")).output
+        for output in (NativeOutput(place()), place()):
+            async with agent(kind=OpenAIResponsesModel, max_tokens=LONG, output_type=output) as own:
+                assert (await own.run(CAPITAL)).output.name in ("Paris", "London")
+
+    library = one_exception(ModelHTTPError)
 
     async def ask(**settings):
         async with agent(**settings) as own: return await own.run("What news?")
 
     test_errors(name, library, server, lambda **settings: asyncio.run(ask(**settings)))
+
+
+def test_agents(server):
+    import agents, openai
+
+    # Traces would be sent to OpenAI.
+    agents.set_tracing_disabled(True)
+    name = "openai-agents"
+
+    @agents.function_tool(strict_mode=False)
+    def weather(city: Literal["Rome", "Verona"]) -> str:
+        """Tells the weather in a city."""
+        asked.append(city)
+        return f"It rains in {city}."
+
+    # A small model would make up more arguments.
+    weather.params_json_schema["additionalProperties"] = False
+    asked = []
+    kinds = {"Responses": agents.OpenAIResponsesModel, "chat": agents.OpenAIChatCompletionsModel}
+    for api, kind in kinds.items():
+
+        @contextlib.asynccontextmanager
+        async def agent(tokens=LONG, kind=kind, choice=None, **more):
+            settings = agents.ModelSettings(temperature=0, max_tokens=tokens, tool_choice=choice)
+            async with openai.AsyncOpenAI(api_key=KEY, base_url=server.url, max_retries=0) as client:
+                model = kind(model=server.model, openai_client=client)
+                given = {"name": "guide", "instructions": "Be brief.", "model_settings": settings}
+                yield agents.Agent(model=model, **given | more)
+
+        @check(name, f"{api}: an answer, and its usage")
+        async def _():
+            async with agent() as own: result = await agents.Runner.run(own, CAPITAL)
+            assert "Paris" in result.final_output, repr(result.final_output)
+            assert result.context_wrapper.usage.output_tokens > 0, repr(result.context_wrapper.usage)
+
+        @check(name, f"{api}: an agent with the client's defaults")
+        async def _():
+            async with agent(model_settings=agents.ModelSettings()) as own:
+                assert (await agents.Runner.run(own, CAPITAL)).final_output
+
+        @check(name, f"{api}: a streamed answer")
+        async def _():
+            async with agent() as own:
+                result = agents.Runner.run_streamed(own, CAPITAL)
+                events = [event async for event in result.stream_events()]
+                raw = [event.data for event in events if event.type == "raw_response_event"]
+                text = "".join(one.delta for one in raw if one.type == "response.output_text.delta")
+                equal(text, result.final_output, "text")
+                equal(text, (await agents.Runner.run(own, CAPITAL)).final_output, "text")
+
+        @check(name, f"{api}: a second turn")
+        async def _():
+            async with agent() as own:
+                first = await agents.Runner.run(own, "My name is Ada.")
+                turns = [*first.to_input_list(), {"role": "user", "content": "What is my name?"}]
+                assert "Ada" in (await agents.Runner.run(own, turns)).final_output
+
+        @check(name, f"{api}: json_schema: output_type")
+        async def _():
+            async with agent(output_type=place()) as own:
+                assert (await agents.Runner.run(own, CAPITAL)).final_output.name in ("Paris", "London")
+
+        for choice in ("required", "weather", None):
+
+            @check(name, f"{api}: a tool, with the choice {choice}")
+            async def _():
+                asked.clear()
+                async with agent(tools=[weather], choice=choice) as own:
+                    result = await agents.Runner.run(own, "Does it rain in Rome?")
+                assert result.final_output, repr(result)
+                if choice: equal(asked[0], "Rome", "city")
+
+    @check(name, "Responses: previous_response_id")
+    async def _():
+        async with agent(kind=agents.OpenAIResponsesModel) as own:
+            first = await agents.Runner.run(own, "My name is Ada.")
+            given = {"previous_response_id": first.last_response_id}
+            second = await agents.Runner.run(own, "What is my name?", **given)
+        assert "Ada" in second.final_output, second.final_output
+
+
+def test_anthropic(server):
+    import anthropic
+
+    name = "anthropic"
+    settings = {"base_url": server.root, "max_retries": 0, "timeout": 120}
+    client = anthropic.Anthropic(api_key=KEY, **settings)
+    # Of the newest Claude, nobody may choose the temperature.
+    given = {"model": server.model, "messages": QUESTION, "max_tokens": 30, "extra_body": {"temperature": 0}}
+    tool = weather("input_schema")
+    forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 60}
+    rain = [{"role": "user", "content": "Does it rain in Rome?"}]
+
+    def create(**more):
+        return client.messages.create(**given | more)
+
+    def text(message):
+        return "".join(block.text for block in message.content if block.type == "text")
+
+    @check(name, "the list of models, and one of them")
+    def _():
+        for model in (*client.models.list(), client.models.retrieve(server.model)):
+            equal((model.id, model.type, model.display_name), (server.model, "model", server.model), "model")
+            assert model.created_at.year > 2000, repr(model)
+        raised(anthropic.NotFoundError, lambda: client.models.retrieve("unknown"))
+
+    @check(name, "a message, its usage and the identity of its request")
+    def _():
+        message = create()
+        equal((message.type, message.role, message.model), ("message", "assistant", server.model), "message")
+        equal([block.type for block in message.content], ["text"], "blocks")
+        assert "Paris" in text(message), repr(message)
+        equal((message.stop_reason, message.stop_sequence), ("end_turn", None), "end")
+        assert message.usage.input_tokens > 0 and 0 < message.usage.output_tokens <= 30, repr(message.usage)
+        assert message._request_id, "no request-id"
+
+    @check(name, "a message with the client's defaults")
+    def _():
+        assert text(client.messages.create(model=server.model, messages=QUESTION, max_tokens=1000))
+
+    @check(name, "all that the client's types have is there: messages")
+    def _():
+        own = anthropic.Anthropic(api_key=KEY, _strict_response_validation=True, **settings)
+        for more in ({}, forced):
+            assert own.messages.create(**given | more).content
+            with own.messages.create(stream=True, **given | more) as events: assert list(events)
+        own.messages.count_tokens(model=server.model, messages=QUESTION)
+
+    @check(name, "all that the client's types have is there: models")
+    def _():
+        own = anthropic.Anthropic(api_key=KEY, _strict_response_validation=True, **settings)
+        assert list(own.models.list())
+        own.models.retrieve(server.model)
+
+    @check(name, "the limit of tokens is the reason of the end")
+    def _():
+        message = create(max_tokens=2)
+        equal((message.stop_reason, message.usage.output_tokens), ("max_tokens", 2), "end")
+
+    @check(name, "a streamed message has the same text, end and usage")
+    def _():
+        with client.messages.stream(**given) as stream:
+            pieces = list(stream.text_stream)
+            final = stream.get_final_message()
+        whole = create()
+        assert len(pieces) > 1, repr(pieces)
+        equal("".join(pieces), text(whole), "text")
+        equal((text(final), final.stop_reason), (text(whole), whole.stop_reason), "final message")
+        equal(final.usage.output_tokens, whole.usage.output_tokens, "tokens")
+        equal(final.usage.input_tokens, whole.usage.input_tokens, "tokens of the prompt")
+
+    @check(name, "the events of a stream")
+    def _():
+        kinds = [event.type for event in create(stream=True)]
+        equal(kinds[:2], ["message_start", "content_block_start"], "the first events")
+        assert set(kinds[2:-3]) == {"content_block_delta"}, repr(kinds)
+        equal(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"], "the last events")
+
+    @check(name, "system: a text, and blocks with cache_control")
+    def _():
+        block = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+        said = create(system="Be brief.")
+        equal(text(create(system=[block])), text(said), "text")
+        # Qwen's template has a system message of its own if there is none.
+        assert said.usage.input_tokens != create().usage.input_tokens, repr(said.usage)
+
+    @check(name, "several turns")
+    def _():
+        turns = [{"role": "user", "content": "My name is Ada."}]
+        turns += [{"role": "assistant", "content": create(messages=turns).content}]
+        turns += [{"role": "user", "content": [{"type": "text", "text": "What is my name?"}]}]
+        said = text(create(messages=turns))
+        assert "Ada" in said, said
+
+    @check(name, "the beginning of an answer is continued")
+    def _():
+        begun = {"role": "assistant", "content": "The capital of France is the city of"}
+        said = text(create(messages=[*QUESTION, begun], max_tokens=4))
+        assert said.startswith(" Paris"), repr(said)
+
+    @check(name, "stop_sequences")
+    def _():
+        message = create(messages=COUNTING, stop_sequences=["5", "none"], max_tokens=60)
+        equal((message.stop_reason, message.stop_sequence), ("stop_sequence", "5"), repr(message.content))
+        assert "4" in text(message) and "5" not in text(message), text(message)
+        with client.messages.stream(**given | {"messages": COUNTING, "stop_sequences": ["5"]}) as stream:
+            final = stream.get_final_message()
+        equal((final.stop_reason, final.stop_sequence), ("stop_sequence", "5"), repr(final.content))
+
+    @check(name, "a tool that must be called is called, and its result is read")
+    def _():
+        for choice in (forced["tool_choice"], {"type": "any", "disable_parallel_tool_use": True}):
+            message = create(**forced | {"messages": rain, "tool_choice": choice})
+            equal(message.stop_reason, "tool_use", "stop_reason")
+            call = message.content[0]
+            equal((call.type, call.name, call.input), ("tool_use", "weather", {"city": "Rome"}), "call")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "It rains."}
+        parts = result | {"content": [{"type": "text", "text": "It rains."}]}
+        turns = [*rain, {"role": "assistant", "content": message.content}]
+        ask = lambda one: create(messages=[*turns, {"role": "user", "content": [one]}], tools=[tool]).content
+        answers = [[block.model_dump(exclude={"id"}) for block in ask(one)] for one in (result, parts)]
+        assert answers[0], "no answer"
+        equal(*answers, "content")
+
+    @check(name, "a tool that is called in a stream")
+    def _():
+        with client.messages.stream(**given | forced | {"messages": rain}) as stream:
+            events = list(stream)
+            final = stream.get_final_message()
+        pieces = "".join(event.partial_json for event in events if event.type == "input_json")
+        equal((json.loads(pieces), final.content[0].input), ({"city": "Rome"}, {"city": "Rome"}), "input")
+        equal((final.stop_reason, final.content[0].name), ("tool_use", "weather"), "end")
+
+    @check(name, "json_schema: parse, and a schema in output_config")
+    def _():
+        message = client.messages.parse(**given | {"output_format": place(), "max_tokens": LONG})
+        assert message.parsed_output.name in ("Paris", "London"), repr(message)
+        schema = place().model_json_schema() | {"additionalProperties": False}
+        config = {"format": {"type": "json_schema", "schema": schema}}
+        message = create(output_config=config, max_tokens=LONG)
+        place().model_validate_json(text(message))
+
+    @check(name, "json_schema: streamed")
+    def _():
+        with client.messages.stream(**given | {"output_format": place(), "max_tokens": LONG}) as stream:
+            assert stream.get_final_message().parsed_output.size in ("small", "large")
+
+    @check(name, "count_tokens counts what a message counts")
+    def _():
+        for more in ({}, {"system": "Be brief."}, {"tools": [tool]}):
+            asked = {"model": server.model, "messages": QUESTION} | more
+            counted = client.messages.count_tokens(**asked).input_tokens
+            usage = create(**more).usage
+            equal(usage.input_tokens + usage.cache_read_input_tokens, counted, f"tokens with {more}")
+        new = {"system": "Count me, please."}
+        usage = create(**new).usage
+        counted = client.messages.count_tokens(model=server.model, messages=QUESTION, **new)
+        equal((usage.cache_read_input_tokens, usage.input_tokens), (0, counted.input_tokens), "new tokens")
+
+    @check(name, "a beginning that was computed before is read from the cache")
+    def _():
+        block = {"type": "text", "text": STORY + "A story.", "cache_control": {"type": "ephemeral"}}
+        asked = {"system": [block], "max_tokens": 4}
+        create(**asked)
+        messages = [{"role": "user", "content": "What is small?"}]
+        usage = create(messages=messages, **asked).usage
+        assert usage.cache_read_input_tokens > 0 and usage.input_tokens > 0, repr(usage)
+        counted = client.messages.count_tokens(model=server.model, messages=messages, system=[block])
+        equal(usage.input_tokens + usage.cache_read_input_tokens, counted.input_tokens, "tokens")
+        with client.messages.stream(**given | asked) as stream: usage = stream.get_final_message().usage
+        assert usage.cache_read_input_tokens > 0, repr(usage)
+
+    @check(name, "thinking that is disabled or adaptive, and metadata")
+    def _():
+        for kind in ("disabled", "adaptive"):
+            message = create(thinking={"type": kind}, metadata={"user_id": "somebody"}, service_tier="auto")
+            equal(text(message), text(create()), "text")
+
+    @check(name, "the runner of tools (beta)")
+    def _():
+        asked = []
+
+        @anthropic.beta_tool
+        def weather(city: Literal["Rome", "Verona"]) -> str:
+            """Tells the weather in a city."""
+            asked.append(city)
+            return f"It rains in {city}."
+
+        own = {"messages": rain, "tools": [weather], "tool_choice": {"type": "any"}, "max_tokens": 60}
+        *_, last = client.beta.messages.tool_runner(max_iterations=2, **given | own)
+        equal((asked[0], last.stop_reason), ("Rome", "tool_use"), "call")
+        own["tool_choice"] = {"type": "none"}
+        assert client.beta.messages.tool_runner(**given | own).until_done()
+
+    @check(name, "the key as `auth_token`")
+    def _():
+        own = anthropic.Anthropic(auth_token=KEY, **settings)
+        assert text(own.messages.create(**given))
+
+    def stream(tokens):
+        return create(stream=True, max_tokens=tokens, messages=[{"role": "user", "content": COUNT}])
+
+    test_close(name, server, stream)
+
+    @check(name, "the asynchronous client: two messages at once, one of them streamed")
+    async def _():
+        async with anthropic.AsyncAnthropic(api_key=KEY, **settings) as own:
+
+            async def streamed():
+                async with own.messages.stream(**given) as stream:
+                    return "".join([piece async for piece in stream.text_stream])
+
+            whole, pieces = await asyncio.gather(own.messages.create(**given), streamed())
+        equal(pieces, text(whole), "text")
+
+    def ask(key=KEY, model=server.model, temperature=0.0):
+        own = given | {"model": model, "extra_body": {"temperature": temperature}}
+        return client.with_options(api_key=key).messages.create(**own)
+
+    @check(name, "errors have a type")
+    def _():
+        asks = {
+            "authentication_error": lambda: ask(key="wrong-key"),
+            "not_found_error": lambda: ask(model="unknown"),
+            "invalid_request_error": lambda: ask(temperature=3.0),
+        }
+        for kind, function in asks.items():
+            error = raised(anthropic.APIStatusError, function)
+            equal((error.body["type"], error.body["error"]["type"]), ("error", kind), "type")
+            assert error.request_id, "no request-id"
+
+    test_errors(name, anthropic, server, ask)
+    test_retries(name, anthropic, server, lambda max_retries: text(
+        client.with_options(max_retries=max_retries).messages.create(**given)
+    ))
+
+
+def test_ollama(server):
+    import datetime, ollama
+
+    name = "ollama"
+    address = {"host": f"127.0.0.1:{server.port}", "headers": {"Authorization": f"Bearer {KEY}"}}
+    client = ollama.Client(**address)
+    options = {"temperature": 0, "num_predict": 8}
+    given = {"model": server.model, "messages": QUESTION, "options": options}
+
+    def chat(**more):
+        return client.chat(**given | more)
+
+    def generate(prompt=CAPITAL, **more):
+        return client.generate(model=server.model, prompt=prompt, **{"options": options} | more)
+
+    @check(name, "the list of models, those that are loaded, and one of them")
+    def _():
+        for models in (client.list().models, client.ps().models):
+            equal([model.model for model in models], [server.model], "models")
+            assert models[0].size > 0 and models[0].digest and models[0].details, repr(models)
+        assert client.list().models[0].modified_at.year > 2000
+        equal(client.ps().models[0].context_length, server.context, "context")
+        shown = client.show(server.model)
+        assert {"completion", "tools"} <= set(shown.capabilities) and shown.template, repr(shown)
+        assert shown.modelinfo["general.parameter_count"] > 0, repr(shown.modelinfo)
+
+    @check(name, "a chat, and its counts")
+    def _():
+        answer = chat()
+        equal((answer.model, answer.message.role), (server.model, "assistant"), "answer")
+        assert answer.message.content, repr(answer)
+        assert answer.done and answer.done_reason in ("stop", "length"), repr(answer)
+        assert answer.prompt_eval_count > 0 and 0 < answer.eval_count <= 8, repr(answer)
+        assert answer.total_duration >= answer.eval_duration > 0, repr(answer)
+
+    @check(name, "a chat with the client's defaults, and with `:latest`")
+    def _():
+        assert client.chat(model=server.model, messages=QUESTION).message.content
+        assert chat(model=f"{server.model}:latest").message.content
+
+    @check(name, "a streamed chat has the same text, and counts in its last part")
+    def _():
+        *parts, last = chat(stream=True)
+        whole = chat()
+        equal("".join(part.message.content for part in [*parts, last]), whole.message.content, "text")
+        assert not any(part.done for part in parts) and last.done, repr(last)
+        equal((last.eval_count, last.done_reason), (whole.eval_count, whole.done_reason), "counts")
+
+    @check(name, "several turns, the first of the system")
+    def _():
+        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "My name is Ada."}]
+        turns += [chat(messages=turns).message, {"role": "user", "content": "What is my name?"}]
+        said = chat(messages=turns, options=options | {"num_predict": 30}).message.content
+        assert "Ada" in said, said
+
+    @check(name, "a text, whole and streamed, with a system message")
+    def _():
+        whole = generate(system="Be brief.")
+        assert whole.response and whole.done and whole.eval_count > 0, repr(whole)
+        pieces = generate(system="Be brief.", stream=True)
+        equal("".join(piece.response for piece in pieces), whole.response, "text")
+        equal(generate().response, chat().message.content, "the text of a chat")
+
+    @check(name, "a raw text")
+    def _():
+        assert "Paris" in generate(START, raw=True).response, generate(START, raw=True)
+
+    @check(name, "a schema as `format`, and `json`")
+    def _():
+        long = {"options": {"temperature": 0, "num_predict": LONG}}
+        schema = place().model_json_schema()
+        place().model_validate_json(chat(format=schema, **long).message.content)
+        place().model_validate_json(generate(format=schema, **long).response)
+        answer = chat(format="json", **long)
+        # A small model may not come to an end.
+        if answer.done_reason == "stop": assert isinstance(json.loads(answer.message.content), dict)
+
+    @check(name, "tools: a Python function, and its result")
+    def _():
+        def weather(city: str) -> str:
+            """Tells the weather in a city.
+
+            Args:
+                city: The name of the city
+            """
+
+        rain = [{"role": "user", "content": "Does it rain in Rome? Use the tool."}]
+        long = {"tools": [weather], "options": {"temperature": 0, "num_predict": 60}}
+        message = chat(messages=rain, **long).message
+        # The model may call it or not.
+        assert message.tool_calls or message.content, repr(message)
+        for call in message.tool_calls or []: equal(call.function.name, "weather", "name")
+        function = {"name": "weather", "arguments": {"city": "Rome"}}
+        called = ollama.Message(role="assistant", tool_calls=[{"function": function}])
+        result = {"role": "tool", "tool_name": "weather", "content": "It rains."}
+        answer = chat(messages=[*rain, called, result], **long)
+        assert answer.message.content or answer.message.tool_calls, repr(answer)
+        *parts, last = chat(messages=rain, stream=True, **long)
+        calls = [call for part in parts for call in part.message.tool_calls or []]
+        equal(len(calls), len(message.tool_calls or []), "calls in a stream")
+
+    @check(name, "options")
+    def _():
+        own = ollama.Options(temperature=1.0, seed=5, num_predict=8, num_ctx=2048, top_k=40, top_p=0.9)
+        equal(*(chat(options=own).message.content for _ in range(2)), "text of a seed")
+        said = chat(messages=COUNTING, options={"temperature": 0, "stop": ["5"], "num_predict": 60})
+        equal((said.done_reason, "5" in said.message.content), ("stop", False), "end")
+        # A model does not think unless it can.
+        assert chat(think=False).message.content
+
+    @check(name, "log-probabilities")
+    def _():
+        tokens = chat(logprobs=True, top_logprobs=2).logprobs
+        assert tokens and all(len(token.top_logprobs) == 2 for token in tokens), repr(tokens)
+
+    @check(name, "keep_alive: the time for which a model stays loaded")
+    def _():
+        chat(keep_alive="5m")
+        left = client.ps().models[0].expires_at - datetime.datetime.now(datetime.timezone.utc)
+        assert 280 < left.total_seconds() <= 301, repr(left)
+        chat(keep_alive=-1)
+        equal([model.model for model in client.ps().models], [server.model], "models")
+
+    @check(name, "keep_alive=0 unloads a model, and the next chat loads it again")
+    def _():
+        said = chat().message.content
+        by_text = lambda: client.generate(server.model, keep_alive=0)
+        for unload in (by_text, lambda: chat(messages=[], keep_alive=0)):
+            equal(unload().done_reason, "unload", "reason")
+            equal(list(client.ps().models), [], "models")
+            equal(chat().message.content, said, "text")
+
+    @check(name, "keep_alive=0 of a chat unloads the model after it")
+    def _():
+        assert chat(keep_alive=0).message.content
+        until("the model is unloaded", lambda: not client.ps().models, 10)
+
+    @check(name, "keep_alive=0 is for one request: the next chat leaves the model loaded")
+    def _():
+        client.generate(server.model, keep_alive=0)
+        assert chat().message.content
+        time.sleep(2)
+        equal([model.model for model in client.ps().models], [server.model], "models")
+
+    @check(name, "a model that is asked for without a prompt is loaded")
+    def _():
+        equal(client.generate(server.model, keep_alive=-1).done_reason, "load", "reason")
+        equal([model.model for model in client.ps().models], [server.model], "models")
+
+    @check(name, "models are not changed: ResponseError 403")
+    def _():
+        for change in (
+            lambda: client.pull("llama3.2"),
+            lambda: list(client.pull("llama3.2", stream=True)),
+            lambda: client.push("llama3.2"),
+            lambda: client.create("mine", from_=server.model),
+            lambda: client.copy(server.model, "mine"),
+            lambda: client.delete(server.model),
+        ):
+            equal(raised(ollama.ResponseError, change).status_code, 403, "status")
+
+    def long_chat(tokens):
+        own = {"temperature": 0, "num_predict": tokens}
+        return chat(stream=True, options=own, messages=[{"role": "user", "content": COUNT}])
+
+    test_close(name, server, long_chat)
+
+    @check(name, "the asynchronous client: two chats at once, one of them streamed")
+    async def _():
+        async with ollama.AsyncClient(**address) as own:
+
+            async def streamed():
+                return "".join([part.message.content async for part in await own.chat(stream=True, **given)])
+
+            whole, text = await asyncio.gather(own.chat(**given), streamed())
+        equal(text, whole.message.content, "text")
+
+    @check(name, "an error of a stream: ResponseError")
+    def _():
+        error = raised(ollama.ResponseError, lambda: list(chat(model="unknown", stream=True)))
+        equal((error.status_code, "unknown" in error.error), (404, True), "error")
+
+    def ask(key=KEY, model=server.model, temperature=0.0):
+        with ollama.Client(**address | {"headers": {"Authorization": f"Bearer {key}"}}) as own:
+            return own.chat(**given | {"model": model, "options": options | {"temperature": temperature}})
+
+    test_errors(name, one_exception(ollama.ResponseError), server, ask)
+
+
+def test_ollama_embeddings(server):
+    import ollama
+
+    address = {"host": f"127.0.0.1:{server.port}", "headers": {"Authorization": f"Bearer {KEY}"}}
+    client = ollama.Client(**address)
+    texts = ["What news?", "My lord, the king is dead."]
+
+    @check("ollama", "embeddings: of several texts, of one, and in the older form")
+    def _():
+        several = client.embed(server.model, texts)
+        vectors = several.embeddings
+        equal((len(vectors), vectors[0] == vectors[1], several.model), (2, False, server.model), "vectors")
+        assert several.prompt_eval_count > 0, repr(several)
+        equal([len(vector) for vector in vectors], [len(vectors[0])] * 2, "sizes")
+        alone = client.embed(server.model, texts[0]).embeddings[0]
+        for other in (alone, client.embeddings(server.model, texts[0]).embedding):
+            pairs = zip(vectors[0], other, strict=True)
+            assert all(math.isclose(*pair, abs_tol=1e-6) for pair in pairs), "vectors differ"
+
+    @check("ollama", "embeddings: a text that is too long is cut, unless it is to be refused")
+    def _():
+        long = "news " * 2000
+        equal(len(client.embed(server.model, long).embeddings), 1, "vectors")
+        error = raised(ollama.ResponseError, lambda: client.embed(server.model, long, truncate=False))
+        equal(error.status_code, 400, "status")
+
+    @check("ollama", "embeddings: the model says that it makes them")
+    def _():
+        assert "embedding" in client.show(server.model).capabilities
 
 
 def test_prometheus(server):
@@ -670,6 +1460,9 @@ CLIENTS = [
     ("llama-index-llms-openai-like", "llama_index.llms.openai_like", test_llama_index, None),
     ("instructor", "instructor", test_instructor, None),
     ("pydantic-ai-slim", "pydantic_ai", test_pydantic_ai, None),
+    ("openai-agents", "agents", test_agents, None),
+    ("anthropic", "anthropic", test_anthropic, None),
+    ("ollama", "ollama", test_ollama, test_ollama_embeddings),
     ("prometheus-client", "prometheus_client", test_prometheus, None),
 ]
 
@@ -679,6 +1472,145 @@ def is_installed(module):
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def several_models(binary, model, arguments):
+    """Tests a server with two models, by the clients that can be imported."""
+    name = "several models"
+    names = ["first", "second"]
+    both = [*arguments, "--model", DEMO, "--alias", names[0], "--alias", names[1]]
+
+    def askers(server):
+        """For each client, a function that asks a model and returns its name and the text."""
+        found = {}
+        if is_installed("openai"):
+            import openai
+
+            own = openai.OpenAI(api_key=KEY, base_url=server.url, max_retries=0)
+
+            def chat(model):
+                given = {"model": model, "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+                answer = own.chat.completions.create(**given)
+                return answer.model, answer.choices[0].message.content
+
+            def respond(model):
+                answer = own.responses.create(model=model, input=CAPITAL, max_output_tokens=8, temperature=0)
+                return answer.model, answer.output_text
+
+            found["openai"] = chat, openai.NotFoundError
+            found["openai responses"] = respond, openai.NotFoundError
+        if is_installed("anthropic"):
+            import anthropic
+
+            client = anthropic.Anthropic(api_key=KEY, base_url=server.root, max_retries=0)
+
+            def message(model):
+                given = {"model": model, "messages": QUESTION, "max_tokens": 8}
+                given["extra_body"] = {"temperature": 0}
+                answer = client.messages.create(**given)
+                return answer.model, answer.content[0].text
+
+            found["anthropic"] = message, anthropic.NotFoundError
+        if is_installed("ollama"):
+            import ollama
+
+            address = {"host": f"127.0.0.1:{server.port}", "headers": {"Authorization": f"Bearer {KEY}"}}
+            local = ollama.Client(**address)
+
+            def talk(model):
+                options = {"temperature": 0, "num_predict": 8}
+                answer = local.chat(model=model, messages=QUESTION, options=options)
+                return answer.model, answer.message.content
+
+            found["ollama"] = talk, ollama.ResponseError
+        return found
+
+    def in_turn(server, client, ask, unknown, most):
+        @check(name, f"{client}: both are asked in turn, at most {most} loaded")
+        def _():
+            answers = [ask(model) for model in names * 2]
+            equal([model for model, _ in answers], names * 2, "models")
+            equal(answers[:2], answers[2:], "answers")
+            assert answers[0] != answers[1] and all(text for _, text in answers), repr(answers)
+            equal(len(server.loaded()), most, "loaded models")
+
+        @check(name, f"{client}: an unknown model, at most {most} loaded: {unknown.__name__} 404")
+        def _():
+            equal(raised(unknown, lambda: ask("third")).status_code, 404, "status")
+
+    for most, more in ((2, []), (1, ["--max-models", "1"])):
+        server = Server(binary, model, both + more)
+        try:
+            asks = askers(server)
+            for client, (ask, unknown) in asks.items(): in_turn(server, client, ask, unknown, most)
+            if is_installed("openai"): several_by_openai(name, server, most)
+            if is_installed("anthropic"):
+                import anthropic
+
+                @check(name, f"anthropic: the list of models, at most {most} loaded")
+                def _():
+                    own = anthropic.Anthropic(api_key=KEY, base_url=server.root)
+                    equal([model.id for model in own.models.list()], names, "models")
+
+            if is_installed("ollama"):
+                import ollama
+
+                @check(name, f"ollama: the list of models, at most {most} loaded")
+                def _():
+                    headers = {"Authorization": f"Bearer {KEY}"}
+                    own = ollama.Client(host=f"127.0.0.1:{server.port}", headers=headers)
+                    equal([model.model for model in own.list().models], names, "models")
+                    equal([bool(own.show(each).modelinfo) for each in names], [True, True], "shown")
+        finally:
+            server.end()
+
+    server = Server(binary, DEMO, [*arguments, "--idle-unload", "1"])
+    try:
+
+        @check(name, "a model that nobody asks for is unloaded, and loaded again")
+        def _():
+            equal(server.loaded(), [server.model], "models")
+            until("the model is unloaded", lambda: not server.loaded(), 10)
+            body = {"model": server.model, "prompt": START, "max_tokens": 4}
+            answer = json.loads(server.request("POST", "/v1/completions", body)[1].read())
+            assert answer["choices"][0]["text"], repr(answer)
+    finally:
+        server.end()
+
+
+def several_by_openai(name, server, most):
+    import openai
+
+    client = openai.OpenAI(api_key=KEY, base_url=server.url, max_retries=0)
+    given = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
+
+    @check(name, f"openai: the list of models, at most {most} loaded")
+    def _():
+        equal([model.id for model in client.models.list()], ["first", "second"], "models")
+        equal(client.models.retrieve("second").id, "second", "model")
+
+    long = {"stream": True, "max_tokens": server.context // 2, "extra_body": {"ignore_eos": True}}
+
+    @check(name, f"openai: both at once, at most {most} loaded")
+    def _():
+        chunks = client.chat.completions.create(model="first", **given | long)
+        next(iter(chunks))
+        try:
+            if most == 2:
+                assert client.chat.completions.create(model="second", **given).choices[0].message.content
+                return
+            # An answer is not interrupted.
+            ask = lambda: client.chat.completions.create(model="second", **given)
+            error = raised(openai.InternalServerError, ask)
+            equal((error.status_code, error.code), (503, "models_busy"), "error")
+            assert int(error.response.headers["retry-after"]) >= 1, repr(error.response.headers)
+            threading.Timer(0.5, chunks.close).start()
+            # By its defaults, the client comes again.
+            answer = client.with_options(max_retries=2).chat.completions.create(model="second", **given)
+            assert answer.choices[0].message.content, repr(answer)
+        finally:
+            chunks.close()
+            until("no answer runs", lambda: server.running() == 0, 10)
 
 
 def main():
@@ -708,6 +1640,7 @@ def main():
                     fail(client[0], "the client can be used", error)
         finally:
             server.end()
+    several_models(args.binary, args.model, args.arguments)
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 

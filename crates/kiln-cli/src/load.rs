@@ -68,18 +68,6 @@ pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>)
     model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
 }
 
-/// Checks that a folder has a model of texts.
-///
-/// # Errors
-/// [`Error::Setting`] for models of speech, and the errors of a config that cannot be read.
-pub(crate) fn check_text_model(folder: &Path) -> Result<()> {
-    if is_speech_model(folder)? {
-        let why = "is a model of speech; use `kiln transcribe`".to_owned();
-        return Err(Error::Setting { name: "--model", why });
-    }
-    Ok(())
-}
-
 /// Loads a text model from a folder.
 ///
 /// # Errors
@@ -91,7 +79,10 @@ pub(crate) fn text_model(
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
-    check_text_model(folder)?;
+    if is_speech_model(folder)? {
+        let why = "is a model of speech; use `kiln transcribe`".to_owned();
+        return Err(Error::Setting { name: "--model", why });
+    }
     if is_embedder(folder)? {
         let why = "makes embeddings, and cannot continue a text; use `kiln embed`".to_owned();
         return Err(Error::Setting { name: "--model", why });

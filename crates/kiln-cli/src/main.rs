@@ -43,10 +43,10 @@ use output::{Failure, Result, print};
 fn main() -> ExitCode {
     // Libraries log nothing unless asked to: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");
-    let filter = match (filter, "ureq_proto::util=debug".parse()) {
-        // This library logs the bytes that it sends, which include the token of the hub. This directive is
-        // more specific than any from the user.
-        (Ok(filter), Ok(quiet)) => filter.add_directive(quiet),
+    let filter = match (filter, "ureq_proto::util=debug".parse(), "tokenizers::tokenizer=debug".parse()) {
+        // One library logs the bytes that it sends, which include the token of the hub; the other one logs
+        // texts. These directives are more specific than any from the user.
+        (Ok(filter), Ok(bytes), Ok(texts)) => filter.add_directive(bytes).add_directive(texts),
         _ => "off,kiln=warn,kiln::self_test=info".into(),
     };
     let colours =

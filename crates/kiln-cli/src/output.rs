@@ -60,7 +60,10 @@ impl Failure {
             Self::Kiln(error)
                 if matches!(
                     error.cause(),
-                    Error::OutOfMemory { .. } | Error::Prompt { .. } | Error::Full { .. }
+                    Error::OutOfMemory { .. }
+                        | Error::Prompt { .. }
+                        | Error::TooLong { .. }
+                        | Error::Full { .. }
                 ) =>
             {
                 note(format_args!("error: {}", flags(program, &plain(error))));

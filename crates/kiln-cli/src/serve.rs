@@ -116,15 +116,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     // Faults of folders are found before any model is loaded.
     for folder in &folders {
-        load::check_text_model(folder)?;
+        load::is_embedder(folder)?;
     }
     let device = load::open(&args.place)?;
     let loader = |folder: &PathBuf| {
         let (folder, place, device, plan) =
             (folder.clone(), args.place.clone(), device.clone(), plan.clone());
-        move || match load::is_embedder(&folder)? {
-            true => load::model(&folder, &place, device.clone(), Some(&Plan::none()), 0),
-            false => load::text_model(&folder, &place, device.clone(), plan.as_ref(), 0),
+        move || {
+            let none = Plan::none();
+            let plan = if load::is_embedder(&folder)? { Some(&none) } else { plan.as_ref() };
+            load::model(&folder, &place, device.clone(), plan, 0)
         }
     };
     let mut models = Vec::new();

@@ -85,6 +85,10 @@ pub enum Error {
     #[error("{why}")]
     Prompt { why: String },
 
+    /// The prompt has more tokens than the model has positions.
+    #[error("the prompt has {why}")]
+    TooLong { why: String },
+
     /// The samples are not valid sound.
     #[error("the sound {why}")]
     Audio { why: String },

@@ -5,6 +5,7 @@
 
 mod budget;
 mod calls;
+mod strict;
 
 use std::mem;
 
@@ -12,7 +13,7 @@ use kiln_core::{Result, model::TokenId};
 use serde_json::Value;
 
 pub use self::budget::ReasoningBudget;
-use self::calls::Body;
+use self::{calls::Body, strict::Json};
 use crate::ChatTemplate;
 
 /// A part of an answer.
@@ -37,6 +38,8 @@ pub struct ToolCall {
 pub struct AnswerFormat {
     reasoning: Option<[&'static str; 2]>,
     calls: Option<Calls>,
+    /// The JSON of calls; `None` if they are written otherwise.
+    json: Option<Json>,
     /// Whether each part is a message of its own, with a channel (gpt-oss).
     has_channels: bool,
 }
@@ -83,9 +86,18 @@ impl AnswerFormat {
     fn of_source(template: &str) -> Self {
         let reasoning = [["<think>", "</think>"], ["[THINK]", "[/THINK]"]];
         let calls = FAMILIES.iter().find(|(mark, _)| template.contains(mark)).map(|(_, calls)| *calls);
+        // These write XML, or the name of the function apart.
+        let is_other = ["<function=", "<arg_key>", "[ARGS]"].iter().any(|mark| template.contains(mark));
+        let json = match calls.map(|calls| calls.open) {
+            _ if is_other => None,
+            Some("<tool_call>" | "<|python_tag|>") => Some(Json::One),
+            Some("<|tool_call|>" | "<tool_calls>" | "[TOOL_CALLS]") => Some(Json::List),
+            _ => None,
+        };
         Self {
             reasoning: reasoning.into_iter().find(|[_, close]| template.contains(close)),
             calls: calls.filter(|_| template.contains("tools")),
+            json,
             has_channels: template.contains("<|channel|>"),
         }
     }

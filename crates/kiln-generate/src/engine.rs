@@ -9,6 +9,7 @@
 //! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
 
 mod prefixes;
+mod shares;
 mod together;
 
 #[cfg(test)]
@@ -25,7 +26,8 @@ use std::{
 use kiln_core::{Error, Result, model::CausalModel, read_back};
 
 pub(crate) use self::prefixes::{Kept, Scope};
-use self::{prefixes::Prefixes, together::Together};
+pub use self::shares::Share;
+use self::{prefixes::Prefixes, shares::Shares, together::Together};
 use crate::generation::{Generation, Step};
 
 /// The most rows of a pass in which each row has the bits that it has alone, on every device.
@@ -101,6 +103,7 @@ pub struct Engine<T: Generating> {
     together: Together<T>,
     /// Beginnings of prompts that were computed; `None`: nothing is reused.
     prefixes: Option<Prefixes>,
+    shares: Shares,
     events: Vec<Event<T>>,
 }
 
@@ -108,6 +111,7 @@ pub struct Engine<T: Generating> {
 #[derive(Debug)]
 struct Job<T> {
     id: RequestId,
+    share: Share,
     own: T,
     rows: usize,
     /// The error that emptied the cache though tokens were fed; they are fed again first.
@@ -121,6 +125,7 @@ struct Job<T> {
 /// A generation in passes of its own.
 struct Apart<T> {
     id: RequestId,
+    user: u64,
     rows: usize,
     /// Whether its first token is still to come. One prompt is computed at a time.
     starts: bool,
@@ -167,6 +172,7 @@ impl<T: Generating> Engine<T> {
             apart: Vec::new(),
             together: Together::default(),
             prefixes: None,
+            shares: Shares::default(),
             events: Vec::new(),
         })
     }
@@ -187,7 +193,15 @@ impl<T: Generating> Engine<T> {
     ///
     /// # Errors
     /// [`Error::Setting`] for a generation of another model.
-    pub fn submit(&mut self, mut own: T) -> Result<RequestId> {
+    pub fn submit(&mut self, own: T) -> Result<RequestId> {
+        self.submit_for(own, Share::default())
+    }
+
+    /// Adds a generation of a user. It begins in one of the next turns, in the order of [`Share`].
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_for(&mut self, mut own: T, share: Share) -> Result<RequestId> {
         let generation = own.generation();
         if !Arc::ptr_eq(generation.runner.model(), &self.model) {
             let why = "is a request to another model than the engine's".to_owned();
@@ -197,7 +211,9 @@ impl<T: Generating> Engine<T> {
         self.submitted += 1;
         generation.runner.prepare_to_join();
         let rows = generation.fed_rows();
-        self.waiting.push_back(Job { id, own, rows, lost: None, attempts: 0, oom_policy: None });
+        let active: Vec<u64> = self.users().collect();
+        self.shares.enter(share.user, &active);
+        self.waiting.push_back(Job { id, share, own, rows, lost: None, attempts: 0, oom_policy: None });
         Ok(id)
     }
 
@@ -215,6 +231,12 @@ impl<T: Generating> Engine<T> {
             };
         }
         self.together.leave(id).map(|job| without_cache(job.own))
+    }
+
+    /// The user of each generation.
+    fn users(&self) -> impl Iterator<Item = u64> {
+        let waiting = self.waiting.iter().map(|job| job.share.user);
+        waiting.chain(self.apart.iter().map(|apart| apart.user)).chain(self.together.users())
     }
 
     /// Whether nothing is left to do.
@@ -253,18 +275,21 @@ impl<T: Generating> Engine<T> {
         self.admit();
         self.step_apart().await;
         self.step_together().await;
+        let running: Vec<u64> = self.together.users().collect();
+        running.into_iter().for_each(|user| self.shares.charge(user, 1));
         std::mem::take(&mut self.events)
     }
 
     /// Begins waiting generations as long as there is room.
     fn admit(&mut self) {
-        while let Some(next) = self.waiting.front() {
+        while let Some(at) = self.next_waiting() {
             let running = self.running_rows();
             let rows = self.rows.min(self.too_many.saturating_sub(1));
-            if running > 0 && running + next.rows > rows {
+            if running > 0 && running + self.waiting[at].rows > rows {
                 return;
             }
-            let Some(mut job) = self.waiting.pop_front() else { return };
+            let Some(mut job) = self.waiting.remove(at) else { return };
+            self.shares.charge(job.share.user, job.own.generation().stats().prompt_tokens);
             // Where others can make room, the generation waits for them instead.
             let policy = job.own.generation().runner.oom_policy_mut();
             if running > 0 {
@@ -274,6 +299,15 @@ impl<T: Generating> Engine<T> {
             }
             self.apart.push(Apart::new(job, true));
         }
+    }
+
+    /// The generation that begins next. Those whose memory others needed are first.
+    fn next_waiting(&self) -> Option<usize> {
+        let order = |at: &usize| {
+            let Job { id, share, lost, .. } = &self.waiting[*at];
+            (lost.is_none(), self.shares.used(share.user), share.user, share.priority, *id)
+        };
+        (0..self.waiting.len()).min_by_key(order)
     }
 
     /// Goes on with the generations that have passes of their own, and with the first prompt.
@@ -434,7 +468,7 @@ impl<T: Generating> Job<T> {
 
 impl<T: Generating> Apart<T> {
     fn new(job: Job<T>, starts: bool) -> Self {
-        Self { id: job.id, rows: job.rows, starts, turn: Turn::Between(Box::new(job)) }
+        Self { id: job.id, user: job.share.user, rows: job.rows, starts, turn: Turn::Between(Box::new(job)) }
     }
 
     /// Goes on with the step, or begins one.

@@ -62,7 +62,13 @@ impl ApiError {
                     status if status.is_server_error() => "api_error",
                     _ => "invalid_request_error",
                 };
-                json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+                let mut error = json!({ "type": kind, "message": self.message });
+                if self.param.as_deref() == Some("thread") {
+                    // Anthropic's clients then send all messages.
+                    error["details"] =
+                        json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+                }
+                json!({ "type": "error", "error": error })
             }
             ErrorForm::Ollama => json!({ "error": self.message }),
         }
@@ -107,12 +113,13 @@ impl From<Error> for ApiError {
             Error::Setting { name, .. } => {
                 Self { param: Some((*name).to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
             }
-            Error::Full { .. } | Error::TooManyAtOnce { .. } => {
+            Error::TooLong { .. } | Error::Full { .. } | Error::TooManyAtOnce { .. } => {
                 Self { code: Some("context_length_exceeded"), ..Self::new(StatusCode::BAD_REQUEST, message) }
             }
-            Error::Prompt { .. } | Error::ChatTemplate { .. } | Error::Unknown { .. } => {
-                Self::new(StatusCode::BAD_REQUEST, message)
-            }
+            Error::Prompt { .. }
+            | Error::ChatTemplate { .. }
+            | Error::Unknown { .. }
+            | Error::Audio { .. } => Self::new(StatusCode::BAD_REQUEST, message),
             Error::OutOfMemory { .. } | Error::BufferTooLarge { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             }

@@ -44,6 +44,7 @@ pub const COMMON: &[(&str, Use)] = &[
     ("logit_bias", Honoured),
     ("logprobs", Honoured),
     ("cache_salt", Honoured),
+    ("priority", Honoured),
     ("skip_special_tokens", Honoured),
     ("kiln", Honoured),
     ("no_stop_trim", Only(false, "stop strings are never part of the text")),
@@ -92,6 +93,23 @@ pub const COMPLETIONS: &[(&str, Use)] = &[
     ("echo", Honoured),
     ("best_of", Refused("the best of several texts is not chosen; use `n`", Some("1"))),
     ("suffix", Refused("texts are not filled in; leave it out", None)),
+];
+
+/// All fields of `/v1/audio/transcriptions` and `/v1/audio/translations`, beside the file.
+pub const AUDIO: &[(&str, Use)] = &[
+    ("model", Honoured),
+    ("language", Honoured),
+    ("prompt", Honoured),
+    ("response_format", Honoured),
+    ("temperature", Honoured),
+    ("timestamp_granularities", Honoured),
+    ("stream", Honoured),
+    ("languages", Refused("give one `language`", None)),
+    ("include", Refused("log-probabilities of speech are not told", None)),
+    ("chunking_strategy", Refused("recordings are cut into windows of 30 seconds", Some("\"auto\""))),
+    ("known_speaker_names", Refused("speakers are not told apart", None)),
+    ("known_speaker_references", Refused("speakers are not told apart", None)),
+    ("keywords", Refused("use `prompt`", None)),
 ];
 
 /// All fields of `/v1/responses`.
@@ -157,6 +175,7 @@ pub const MESSAGES: &[(&str, Use)] = &[
     ("service_tier", Accepted),
     ("speed", Refused("there is one speed; leave it out", Some("\"standard\""))),
     ("container", Refused("there are no containers here", None)),
+    ("thread", Refused("conversations are not kept here; send all messages", None)),
     ("diagnostics", Refused("there are no diagnostics; leave it out", None)),
     ("context_management", Refused("messages are not edited; leave it out", None)),
     ("mcp_servers", Refused("this server opens no address", None)),

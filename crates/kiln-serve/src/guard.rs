@@ -12,7 +12,7 @@ use axum::{
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::error::ApiError;
+use crate::{HEADER_BYTES, error::ApiError};
 
 type Hash = [u8; 32];
 
@@ -25,7 +25,7 @@ const HEADERS: &str = "authorization, content-type, x-api-key, x-request-id, ant
                        anthropic-dangerous-direct-browser-access";
 
 /// Addresses that need no key: whether the server is well, and the page, which asks for the key itself.
-const OPEN: [&str; 4] = ["/health", "/", "/page.css", "/page.js"];
+const OPEN: [&str; 5] = ["/health", "/ready", "/", "/page.css", "/page.js"];
 
 /// The rules of a server.
 #[derive(Debug)]
@@ -47,6 +47,11 @@ impl Guard {
 
     fn check(&self, request: &Request) -> Result<Key, ApiError> {
         let headers = request.headers();
+        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        if bytes > HEADER_BYTES {
+            let message = format!("the headers have more than {HEADER_BYTES} bytes");
+            return Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+        }
         let host = text(headers, header::HOST).or_else(|| request.uri().host());
         if let Some(hosts) = &self.hosts
             && !host.is_some_and(|host| hosts.iter().any(|own| own == without_port(host)))
@@ -65,7 +70,12 @@ impl Guard {
         let is_json = text(headers, header::CONTENT_TYPE).is_some_and(|kind| {
             kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
         });
-        if request.method() == Method::POST && !is_json {
+        let has_form = request.uri().path().starts_with("/v1/audio/");
+        // Clients of ollama leave out the type. A browser names the origin of each POST, so no page gets
+        // through.
+        let may_lack_type =
+            request.uri().path().starts_with("/api/") && !headers.contains_key(header::ORIGIN);
+        if request.method() == Method::POST && !is_json && !has_form && !may_lack_type {
             let message = "the body must be of type application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }

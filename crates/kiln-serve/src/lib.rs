@@ -18,6 +18,7 @@ mod worker;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -29,7 +30,9 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use kiln::{ChatTemplate, Error, Plan, Pooling, Result};
+use socket2::SockRef;
 use tokio::{sync::Semaphore, time};
+use tokio_io_timeout::TimeoutStream;
 
 pub use crate::models::ServedModel;
 use crate::{
@@ -42,6 +45,15 @@ const MOST_CONNECTIONS: usize = 1024;
 
 /// Time within which the headers of a request must have come.
 const HEADER_TIME: Duration = Duration::from_secs(10);
+
+/// Time within which a client must have read something.
+const WRITE_TIME: Duration = Duration::from_secs(60);
+
+/// Time in which the last events of streams are sent.
+const LAST_TIME: Duration = Duration::from_secs(2);
+
+/// Number of connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 /// Time between two looks at whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -141,6 +153,7 @@ impl Server {
         let setting = |name, why: String| Error::Setting { name, why };
         let bound = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
+            SockRef::from(&listener).listen(BACKLOG)?;
             let address = listener.local_addr()?;
             Ok((listener, address))
         });
@@ -186,38 +199,45 @@ impl Server {
     async fn accept(self, stops: impl Fn() -> bool) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
         let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+        // HTTP/2 has no limits for connections that send nothing, and no client asks for it without TLS.
+        let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
         builder
             .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIME)
             .max_headers(MOST_HEADERS)
             .max_buf_size(HEADER_BYTES);
-        builder.http2().timer(TokioTimer::new()).max_header_list_size(HEADER_BYTES as u32);
         let graceful = GracefulShutdown::new();
         let mut looks = time::interval(LOOK);
+        let accepted = async || {
+            let place = connections.clone().acquire_owned().await;
+            (listener.accept().await, place)
+        };
         loop {
-            let Ok(place) = connections.clone().acquire_owned().await else { break };
-            let stream = loop {
-                tokio::select! {
-                    accepted = listener.accept() => match accepted {
-                        Ok((stream, _)) => break Some(stream),
-                        Err(error) => {
-                            // The system has no more handles, or the client is gone already.
-                            tracing::warn!(target: "kiln::serve", "a connection is not accepted: {error}");
-                            time::sleep(Duration::from_millis(20)).await;
-                        }
-                    },
-                    _ = looks.tick() => {
-                        self.models.unload_idle();
-                        if stops() { break None }
-                    }
+            let accepted = tokio::select! {
+                accepted = accepted() => accepted,
+                _ = looks.tick() => {
+                    self.models.unload_idle();
+                    if stops() { break } else { continue }
                 }
             };
-            let Some(stream) = stream else { break };
+            let (stream, place) = match accepted {
+                (Ok((stream, _)), Ok(place)) => (stream, place),
+                (Err(error), _) => {
+                    // The system has no more handles, or the client is gone already.
+                    tracing::warn!(target: "kiln::serve", "a connection is not accepted: {error}");
+                    time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+                (_, Err(_)) => break,
+            };
             _ = stream.set_nodelay(true);
+            // A client that reads nothing does not keep its connection.
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(WRITE_TIME));
             let service = TowerToHyperService::new(self.router.clone());
-            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            let stream = TokioIo::new(Box::pin(stream));
+            let connection = builder.serve_connection(stream, service).into_owned();
             let connection = graceful.watch(connection);
             tokio::spawn(async move {
                 if let Err(error) = connection.await {
@@ -227,8 +247,12 @@ impl Server {
             });
         }
         drop(listener);
-        if time::timeout(self.drain, graceful.shutdown()).await.is_err() {
+        let mut ends = pin!(graceful.shutdown());
+        if time::timeout(self.drain, &mut ends).await.is_err() {
             tracing::warn!(target: "kiln::serve", "answers are cut off after {:?}", self.drain);
+            self.models.stop();
+            // Streams end with the error.
+            _ = time::timeout(LAST_TIME, ends).await;
         }
         Ok(())
     }

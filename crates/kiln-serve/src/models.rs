@@ -4,14 +4,14 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use axum::http::StatusCode;
-use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, device::DeviceClass};
+use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, Transcriber, device::DeviceClass};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -78,6 +78,8 @@ pub(crate) struct Served {
     /// The most choices that are computed at once.
     pub(crate) rows: usize,
     pub(crate) pooling: Option<Pooling>,
+    /// Of a model of speech.
+    pub(crate) transcriber: Option<Transcriber>,
     pub(crate) worker: Worker,
     pub(crate) fingerprint: String,
 }
@@ -95,6 +97,13 @@ impl Served {
         );
         let ServeOptions { rows, queue, prefix_bytes, .. } = *options;
         let turns = shared.turns.clone();
+        let transcriber = match model.causal().features() {
+            Some(_) => Some(
+                Transcriber::new(&model)?
+                    .plan(options.plan.clone().unwrap_or_else(|| model.plan().clone()))?,
+            ),
+            None => None,
+        };
         Ok(Self {
             worker: Worker::start(model.clone(), rows, queue, prefix_bytes, shared.metrics.of(name), turns)?,
             rows,
@@ -105,8 +114,18 @@ impl Served {
             template: options.template.clone(),
             plan: options.plan.clone(),
             pooling: options.pooling,
+            transcriber,
             fingerprint,
         })
+    }
+
+    /// Checks that the model continues texts.
+    pub(crate) fn check_text(&self) -> Result<(), ApiError> {
+        if self.transcriber.is_some() {
+            let why = format!("`{}` takes sound; ask for it at /v1/audio/transcriptions", self.name);
+            return Err(ApiError::field("model", why));
+        }
+        Ok(self.model.causal().check_generative()?)
     }
 
     /// The properties of the model and its engine.
@@ -153,12 +172,15 @@ struct Common {
 struct Slot {
     name: String,
     load: Option<Load>,
+    served: RwLock<Option<Arc<Served>>>,
     /// Locked while the model is loaded or unloaded.
-    served: Mutex<Option<Arc<Served>>>,
+    changes: Mutex<()>,
     /// When the latest request asked for it, and the time after which it may be unloaded, in milliseconds.
     /// `u64::MAX`: never.
     used: AtomicU64,
     keep: AtomicU64,
+    /// The time of the server.
+    default_keep: u64,
 }
 
 impl Models {
@@ -178,8 +200,15 @@ impl Models {
                 return wrong(format!("has the name `{name}` twice; `--alias` gives each model its own"));
             }
             let served = model.map(|model| Served::start(&name, model, &common)).transpose()?;
-            let (served, used) = (Mutex::new(served.map(Arc::new)), AtomicU64::new(0));
-            slots.push(Arc::new(Slot { name, load, served, used, keep: AtomicU64::new(keep) }));
+            slots.push(Arc::new(Slot {
+                name,
+                load,
+                served: RwLock::new(served.map(Arc::new)),
+                changes: Mutex::new(()),
+                used: AtomicU64::new(0),
+                keep: AtomicU64::new(keep),
+                default_keep: keep,
+            }));
         }
         Ok(Self { slots, common, began: Instant::now(), created: crate::api::now() })
     }
@@ -194,20 +223,13 @@ impl Models {
     }
 
     /// The models that are loaded.
-    pub(crate) async fn loaded(&self) -> Vec<Arc<Served>> {
-        let mut all = Vec::new();
-        for slot in &self.slots {
-            // One that is being loaded keeps nobody waiting.
-            if let Ok(served) = slot.served.try_lock() {
-                all.extend(served.clone());
-            }
-        }
-        all
+    pub(crate) fn loaded(&self) -> Vec<Arc<Served>> {
+        self.slots.iter().filter_map(|slot| slot.served()).collect()
     }
 
     /// The models in the forms of OpenAI and Anthropic.
-    pub(crate) async fn objects(&self) -> Vec<Value> {
-        let loaded = self.loaded().await;
+    pub(crate) fn objects(&self) -> Vec<Value> {
+        let loaded = self.loaded();
         let object = |name: &str| {
             let mut object = json!({
                 "id": name,
@@ -217,6 +239,7 @@ impl Models {
                 "type": "model",
                 "display_name": name,
                 "created_at": crate::api::date(self.created),
+                "lifecycle": "active",
             });
             if let Some(served) = loaded.iter().find(|served| served.name == name) {
                 object["max_model_len"] = json!(served.model.sizes().positions);
@@ -251,10 +274,8 @@ impl Models {
     pub(crate) async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
         let slot = self.slot(name)?;
         slot.used.store(milliseconds(Some(self.began.elapsed())), Ordering::Relaxed);
-        if let Ok(served) = slot.served.try_lock()
-            && let Some(served) = served.as_ref().filter(|served| !served.worker.has_failed())
-        {
-            return Ok(served.clone());
+        if let Some(served) = slot.served().filter(|served| !served.worker.has_failed()) {
+            return Ok(served);
         }
         // In a task of its own: a client that leaves while it loads does not lose the work.
         let (models, slot) = (self.clone(), slot.clone());
@@ -265,17 +286,15 @@ impl Models {
     }
 
     async fn load(&self, slot: &Slot) -> Result<Arc<Served>, ApiError> {
-        let mut place = slot.served.lock().await;
-        match (&*place, &slot.load) {
-            (Some(served), load) if load.is_none() || !served.worker.has_failed() => {
-                return Ok(served.clone());
-            }
-            _ => *place = None,
+        let _changes = slot.changes.lock().await;
+        match (slot.served(), &slot.load) {
+            (Some(served), load) if load.is_none() || !served.worker.has_failed() => return Ok(served),
+            _ => slot.set(None),
         }
         let Some(load) = slot.load.clone() else {
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the model is not loaded"));
         };
-        while self.loaded().await.len() >= self.common.options.most_loaded {
+        while self.loaded().len() >= self.common.options.most_loaded {
             if !self.unload_oldest(slot) {
                 return Err(busy());
             }
@@ -289,7 +308,7 @@ impl Models {
             match tokio::task::spawn_blocking(start).await.map_err(failed)? {
                 Ok(served) => {
                     let served = Arc::new(served);
-                    *place = Some(served.clone());
+                    slot.set(Some(served.clone()));
                     return Ok(served);
                 }
                 // Another model can make room.
@@ -307,6 +326,11 @@ impl Models {
             self.slots.iter().filter(|slot| !std::ptr::eq(&raw const ***slot, except)).collect();
         slots.sort_by_key(|slot| slot.used.load(Ordering::Relaxed));
         slots.into_iter().any(|slot| slot.unload())
+    }
+
+    /// Ends all answers with an error.
+    pub(crate) fn stop(&self) {
+        self.loaded().iter().for_each(|served| served.worker.stop());
     }
 
     /// Unloads models that nobody asked for within their time.
@@ -333,27 +357,43 @@ impl Models {
         self.created
     }
 
-    /// Sets the time that a model stays loaded after the latest request; `None`: for ever.
-    pub(crate) fn keep(&self, name: &str, time: Option<Duration>) -> Result<(), ApiError> {
-        self.slot(Some(name))?.keep.store(milliseconds(time), Ordering::Relaxed);
+    /// Sets the time that a model stays loaded after the latest request: this one, for ever (`Some(None)`),
+    /// or that of the server.
+    pub(crate) fn keep(&self, name: &str, time: Option<Option<Duration>>) -> Result<(), ApiError> {
+        let slot = self.slot(Some(name))?;
+        slot.keep.store(time.map_or(slot.default_keep, milliseconds), Ordering::Relaxed);
         Ok(())
     }
 }
 
 impl Slot {
+    /// The model, if it is loaded.
+    fn served(&self) -> Option<Arc<Served>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, served: Option<Arc<Served>>) {
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
     /// Unloads the model, unless it answers somebody or could not be loaded again. Returns whether it was
     /// loaded.
     fn unload(&self) -> bool {
-        let Ok(mut served) = self.served.try_lock() else { return false };
+        let Ok(_changes) = self.changes.try_lock() else { return false };
+        let mut place = self.served.write().unwrap_or_else(PoisonError::into_inner);
         // Whoever answers has a copy.
-        let is_idle = served.as_ref().is_some_and(|served| Arc::strong_count(served) == 1);
+        let is_idle = place.as_ref().is_some_and(|served| Arc::strong_count(served) == 1);
         if !is_idle || self.load.is_none() {
             return false;
         }
+        let served = place.take();
+        drop(place);
+        // Until a request says otherwise.
+        self.keep.store(self.default_keep, Ordering::Relaxed);
         tracing::info!(target: "kiln::serve", "{} is unloaded", self.name);
         // The thread of the engine ends, and with it goes the model. Whoever loads another one needs the
         // memory.
-        if let Some(served) = served.take().and_then(Arc::into_inner) {
+        if let Some(served) = served.and_then(Arc::into_inner) {
             let Served { worker, model, .. } = served;
             drop(model);
             worker.end();

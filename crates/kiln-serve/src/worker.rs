@@ -15,7 +15,7 @@ use std::{
 
 use axum::http::StatusCode;
 use kiln::{
-    Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Stats, StopReason,
+    Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Share, Stats, StopReason,
     expert::read_back::block_on,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -51,16 +51,21 @@ pub(crate) type Events = mpsc::Receiver<(usize, Told)>;
 /// Makes the text of a request.
 pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
 
+/// A computation between two turns of the engine. It takes its own turn among the models.
+type Compute = Box<dyn FnOnce(&Model, &Turns) + Send>;
+
 /// A message from a handler to the thread.
 enum Work {
     Choices(Vec<Job>),
-    /// A computation between two turns.
-    Call(Box<dyn FnOnce(&Model) + Send>),
+    Call(Compute),
+    /// Nothing is computed any more, and those who wait are told.
+    Stop,
 }
 
 struct Job {
     choice: usize,
     make: Make,
+    share: Share,
     reader: mpsc::Sender<(usize, Told)>,
     place: OwnedSemaphorePermit,
 }
@@ -145,6 +150,11 @@ impl Worker {
         Ok(Self { work, places, counts, thread })
     }
 
+    /// Ends all answers with an error.
+    pub(crate) fn stop(&self) {
+        _ = self.send(Work::Stop);
+    }
+
     /// Ends the thread, and waits for it.
     pub(crate) fn end(self) {
         drop(self.work);
@@ -152,8 +162,8 @@ impl Worker {
     }
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
-    /// reader that is dropped cancels them.
-    pub(crate) fn submit(&self, choices: Vec<Make>) -> Result<Events, ApiError> {
+    /// reader that is dropped cancels them. `share`: whose they are.
+    pub(crate) fn submit(&self, choices: Vec<Make>, share: Share) -> Result<Events, ApiError> {
         let mut places = Vec::new();
         for _ in &choices {
             match self.places.clone().try_acquire_owned() {
@@ -162,7 +172,7 @@ impl Worker {
             }
         }
         let (reader, events) = mpsc::channel(BEHIND);
-        let job = |(choice, (make, place))| Job { choice, make, reader: reader.clone(), place };
+        let job = |(choice, (make, place))| Job { choice, make, share, reader: reader.clone(), place };
         let jobs = choices.into_iter().zip(places).enumerate().map(job).collect();
         self.send(Work::Choices(jobs)).map(|()| events)
     }
@@ -174,13 +184,23 @@ impl Worker {
     ) -> Result<T, ApiError> {
         let _place = self.places.clone().try_acquire_owned().map_err(|_| self.busy())?;
         let (sender, result) = oneshot::channel();
-        self.send(Work::Call(Box::new(move |model| {
+        self.send(Work::Call(Box::new(move |model, turns| {
+            let _turn = turns.blocking_lock();
             // Nobody waits any more for one that was cancelled.
             if !sender.is_closed() {
                 _ = sender.send(compute(model));
             }
         })))?;
         result.await.map_err(|_| failed())
+    }
+
+    /// Computes something long between two turns of the engine. It takes its own turns among the models.
+    pub(crate) fn run(&self, compute: impl FnOnce(&Turns) + Send + 'static) -> Result<(), ApiError> {
+        let place = self.places.clone().try_acquire_owned().map_err(|_| self.busy())?;
+        self.send(Work::Call(Box::new(move |_, turns| {
+            compute(turns);
+            drop(place);
+        })))
     }
 
     fn send(&self, work: Work) -> Result<(), ApiError> {
@@ -217,6 +237,10 @@ impl Worker {
     }
 }
 
+fn stopped() -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends, and the answer with it")
+}
+
 fn failed() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine failed; restart the server")
 }
@@ -234,17 +258,14 @@ fn turns(
     loop {
         if engine.is_idle() {
             match queued.recv() {
-                Ok(work) => {
-                    let _turn = turns_of_all.blocking_lock();
-                    take(work, model, &mut engine, readers);
-                }
+                Ok(work) => take(work, model, &mut engine, readers, turns_of_all),
                 Err(_) => return,
             }
         }
-        let _turn = turns_of_all.blocking_lock();
         while let Ok(work) = queued.try_recv() {
-            take(work, model, &mut engine, readers);
+            take(work, model, &mut engine, readers, turns_of_all);
         }
+        let _turn = turns_of_all.blocking_lock();
         let gone: Vec<_> =
             readers.iter().filter(|(_, running)| running.reader.is_closed()).map(|(id, _)| *id).collect();
         for id in gone {
@@ -273,16 +294,26 @@ fn take(
     model: &Model,
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
+    turns: &Turns,
 ) {
     match work {
-        Work::Choices(jobs) => jobs.into_iter().for_each(|job| begin(job, model, engine, readers)),
-        Work::Call(compute) => compute(model),
+        Work::Choices(jobs) => {
+            let _turn = turns.blocking_lock();
+            jobs.into_iter().for_each(|job| begin(job, model, engine, readers));
+        }
+        Work::Call(compute) => compute(model, turns),
+        Work::Stop => {
+            for (id, running) in readers.drain() {
+                engine.cancel(id);
+                _ = running.reader.try_send((running.choice, Told::Failed(stopped())));
+            }
+        }
     }
 }
 
 /// Submits a request to the engine, unless it is impossible.
 fn begin(
-    Job { choice, make, reader, place }: Job,
+    Job { choice, make, share, reader, place }: Job,
     model: &Model,
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
@@ -292,7 +323,7 @@ fn begin(
     }
     let submit = |text: GeneratedText<'static>| {
         let prompt_tokens = text.stats().prompt_tokens;
-        Ok((engine.submit(text)?, prompt_tokens))
+        Ok((engine.submit_for(text, share)?, prompt_tokens))
     };
     match make(model).and_then(submit) {
         Ok((id, prompt_tokens)) => {
@@ -352,7 +383,7 @@ mod tests {
 
     use std::{path::Path, thread, time::Duration};
 
-    use kiln::Model;
+    use kiln::{Model, Share};
 
     use super::{Turns, Worker};
     use crate::metrics::Metrics;
@@ -367,7 +398,7 @@ mod tests {
         let error = runtime.block_on(worker.call(|_| panic!("a test"))).unwrap_err();
         assert!(error.message.contains("restart the server"), "{error:?}");
         for _ in 0..500 {
-            if worker.has_failed() && worker.submit(Vec::new()).is_err() {
+            if worker.has_failed() && worker.submit(Vec::new(), Share::default()).is_err() {
                 return;
             }
             thread::sleep(Duration::from_millis(10));

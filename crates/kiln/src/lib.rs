@@ -70,7 +70,7 @@ pub use kiln_core::{Error, Result, model::TokenId};
 pub use kiln_generate::{
     AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Completion, Conversation, EXACT_ROWS, Engine,
     Event, Generating, GenerationConfig, Grammar, Message, Processor, ReasoningBudget, RequestId, RowState,
-    Stats, Step, StopReason, ToolCall,
+    Share, Stats, Step, StopReason, ToolCall,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::Mixture;
@@ -82,5 +82,7 @@ pub use out_of_memory::OnOutOfMemory;
 pub use quantize::quantize;
 pub use request::{Prompt, Request};
 pub use sequence::{Reuse, Sequence, Steps};
-pub use speech::{Audio, Segment, Task, Transcriber, Transcript, Transcripts, Word};
+pub use speech::{
+    Audio, Segment, SubtitleFormat, Subtitles, Task, Transcriber, Transcript, Transcripts, Word,
+};
 pub use text::{GeneratedText, GeneratedToken, Logprobs, Piece};

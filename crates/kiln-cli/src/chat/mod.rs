@@ -92,7 +92,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
             Ok(true) => {}
             Ok(false) => break,
             // A script must not continue as if nothing had happened; a person can.
-            Err(Failure::Kiln(error @ Error::Prompt { .. })) if session.watched => {
+            Err(Failure::Kiln(error @ (Error::Prompt { .. } | Error::TooLong { .. }))) if session.watched => {
                 note(format_args!("error: {}; /reset begins a new conversation", plain(&error)));
             }
             Err(Failure::Kiln(error)) if session.watched => note(format_args!("error: {}", plain(&error))),

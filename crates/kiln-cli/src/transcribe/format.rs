@@ -1,6 +1,6 @@
 //! Transcripts as text, subtitles and JSON.
 
-use kiln::Segment;
+use kiln::{Segment, SubtitleFormat, Subtitles};
 use serde::Serialize;
 
 use super::args::Format;
@@ -9,45 +9,34 @@ use super::args::Format;
 #[derive(Debug)]
 pub(super) struct Writer {
     format: Format,
-    /// Number of cues so far.
-    cues: usize,
+    subtitles: Subtitles,
     /// Segments that are written together at the end.
     kept: Vec<Segment>,
 }
 
 impl Writer {
     pub(super) fn new(format: Format) -> Self {
-        Self { format, cues: 0, kept: Vec::new() }
+        let subtitles = match format {
+            Format::Vtt => SubtitleFormat::Vtt,
+            _ => SubtitleFormat::Srt,
+        };
+        Self { format, subtitles: Subtitles::new(subtitles), kept: Vec::new() }
     }
 
     /// Text before the first segment.
     pub(super) fn head(&self) -> &'static str {
-        if self.format == Format::Vtt { "WEBVTT\n\n" } else { "" }
+        self.subtitles.head()
     }
 
     /// Formats a segment; empty if segments are written at the end.
     pub(super) fn segment(&mut self, segment: Segment) -> String {
-        let subtitle = |cues: &mut usize, start: f64, end: f64, text: &str, format| {
-            *cues += 1;
-            let (start, end) = (time(start, format), time(end, format));
-            match format {
-                Format::Srt => format!("{cues}\n{start} --> {end}\n{}\n\n", text.trim()),
-                _ => format!("{start} --> {end}\n{}\n\n", text.trim()),
-            }
-        };
         match self.format {
             Format::Text => format!("{}\n", segment.text.trim()),
             Format::Json => {
                 self.kept.push(segment);
                 String::new()
             }
-            format if segment.words.is_empty() => {
-                subtitle(&mut self.cues, segment.start, segment.end, &segment.text, format)
-            }
-            format => {
-                let words = segment.words.iter();
-                words.map(|word| subtitle(&mut self.cues, word.start, word.end, &word.text, format)).collect()
-            }
+            Format::Srt | Format::Vtt => self.subtitles.segment(&segment),
         }
     }
 
@@ -129,12 +118,4 @@ impl<'a> JsonSegment<'a> {
 /// Rounds to milliseconds, the resolution of the times.
 fn rounded(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
-}
-
-/// Formats a time as `01:02:03,450`, or with a point for WebVTT.
-fn time(seconds: f64, format: Format) -> String {
-    let all = (seconds.max(0.0) * 1000.0).round() as u64;
-    let (hours, minutes, seconds, millis) = (all / 3_600_000, all / 60_000 % 60, all / 1000 % 60, all % 1000);
-    let mark = if format == Format::Srt { ',' } else { '.' };
-    format!("{hours:02}:{minutes:02}:{seconds:02}{mark}{millis:03}")
 }

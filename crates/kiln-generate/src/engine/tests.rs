@@ -12,7 +12,7 @@ use kiln_core::{
     Error, batch::Batch, model::CausalModel, model::TokenId, model_cache::ModelCache, read_back,
 };
 
-use super::{Engine, Event, RequestId};
+use super::{Engine, Event, RequestId, Share};
 use crate::{
     GenerationConfig, Options,
     generation::{
@@ -121,6 +121,31 @@ fn generations_in_an_engine_give_the_tokens_that_they_give_alone() {
             }
         }
     }
+}
+
+#[test]
+fn users_take_turns_and_their_own_requests_go_by_priority() {
+    let shared = Hashing::default().shared();
+    let (_, options) = &requests()[0];
+    let mut engine = Engine::new(shared.clone(), 1).unwrap();
+    let mut submit = |user, priority| {
+        let generation = generation(&shared, cache::keeps(), &[3, 1], options);
+        engine.submit_for(generation, Share { user, priority }).unwrap()
+    };
+    let of_first: Vec<RequestId> = (0..4).map(|_| submit(1, 0)).collect();
+    let urgent = submit(1, -1);
+    let of_second = submit(2, 9);
+    let mut order = Vec::new();
+    while !engine.is_idle() {
+        for event in read_back::block_on(engine.step()) {
+            if let Event::Ended(id, _) = event {
+                order.push(id);
+            }
+        }
+    }
+    // The urgent one begins, as all wait when the first turn comes. Then the second user is next.
+    assert_eq!(order[..3], [urgent, of_second, of_first[0]]);
+    assert_eq!(order[3..], of_first[1..]);
 }
 
 #[test]

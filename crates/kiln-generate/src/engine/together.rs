@@ -43,6 +43,11 @@ impl<T: Generating> Together<T> {
         self.jobs.is_empty()
     }
 
+    /// The user of each generation.
+    pub(super) fn users(&self) -> impl Iterator<Item = u64> {
+        self.jobs.iter().map(|job| job.share.user)
+    }
+
     pub(super) fn jobs(&self) -> usize {
         self.jobs.len()
     }

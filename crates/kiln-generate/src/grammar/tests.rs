@@ -11,6 +11,7 @@ use rand_chacha::{
 use super::*;
 use crate::Tokenizer;
 
+mod answers;
 mod dead_ends;
 mod hostile;
 mod masks;

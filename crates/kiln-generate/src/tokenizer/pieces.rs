@@ -48,6 +48,12 @@ impl Tokenizer {
             .ok()?
     }
 
+    /// The special token of this name, which no text contains.
+    pub fn special_token(&self, name: &str) -> Option<TokenId> {
+        let is_special = self.inner.get_added_vocabulary().is_special_token(name);
+        self.inner.token_to_id(name).filter(|_| is_special)
+    }
+
     /// The text of a special token between two others, if it is not left out; `None` for any other token.
     pub(crate) fn special_text(&self, id: TokenId) -> Option<String> {
         let token = self.inner.id_to_token(id)?;

@@ -25,6 +25,7 @@ use serde_json::Value;
 use super::{
     now,
     reader::{Message, Reader},
+    settings::Choices,
 };
 use crate::{
     error::ApiError,
@@ -125,22 +126,20 @@ pub(super) struct Choice {
 }
 
 impl Answer {
-    /// Submits the choices, and waits until it is known that each is possible. `n`: number of choices of one
-    /// prompt.
+    /// Submits the choices, and waits until it is known that each is possible.
     pub(super) async fn begin(
         served: Arc<Served>,
         makes: Vec<Make>,
         reader: &Reader,
-        n: usize,
-        logprobs: bool,
+        Choices { n, logprobs, share, .. }: &Choices,
     ) -> Result<Self, ApiError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let (open, begun) = (makes.len(), Instant::now());
-        let mut events = served.worker.submit(makes)?;
+        let mut events = served.worker.submit(makes, *share)?;
         let mut usage = Usage::default();
         for _ in 0..open {
             match events.recv().await {
-                Some((choice, Told::Accepted { prompt_tokens })) if choice.is_multiple_of(n) => {
+                Some((choice, Told::Accepted { prompt_tokens })) if choice.is_multiple_of(*n) => {
                     usage.prompt += prompt_tokens;
                 }
                 Some((_, Told::Accepted { .. })) => {}
@@ -159,8 +158,8 @@ impl Answer {
             events,
             choices: (0..open).map(|_| choice()).collect(),
             usage,
-            logprobs,
-            n,
+            logprobs: logprobs.is_some(),
+            n: *n,
             open,
             served,
         })

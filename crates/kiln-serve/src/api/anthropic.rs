@@ -151,7 +151,7 @@ pub(super) async fn answer(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (request, turn) = request(parsed(body)?)?;
+    let (request, turn) = request(parsed(body).await?)?;
     let Some(max_tokens) = request.max_tokens else {
         return Err(ApiError::field("max_tokens", "is missing"));
     };
@@ -175,9 +175,9 @@ pub(super) async fn answer(
 }
 
 pub(super) async fn count_tokens(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let (request, turn) = request(parsed(body)?)?;
+    let (request, turn) = request(parsed(body).await?)?;
     let served = models.get(request.model.as_deref()).await?;
-    let tokens = super::encode(served.clone(), turn.prompt(&served)?, false).await?;
+    let tokens = super::encode(served.clone(), turn.prompt(&served).await?, false).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 

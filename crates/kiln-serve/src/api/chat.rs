@@ -38,7 +38,7 @@ pub(super) async fn complete(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (settings, turn) = request(parsed(body)?)?;
+    let (settings, turn) = request(parsed(body).await?)?;
     let served = models.get(Some(settings.model()?)).await?;
     let choices = settings.choices(&served, key)?;
     let answer = turn.begin(served, choices).await?;
@@ -48,9 +48,9 @@ pub(super) async fn complete(
 
 /// The prompt of a conversation, as llama.cpp's server tells it.
 pub(super) async fn apply_template(State(models): Server, body: Body) -> Result<axum::Json<Value>, ApiError> {
-    let (settings, turn) = request(parsed(body)?)?;
+    let (settings, turn) = request(parsed(body).await?)?;
     let served = models.get(settings.model.as_deref()).await?;
-    Ok(axum::Json(json!({ "prompt": turn.prompt(&served)? })))
+    Ok(axum::Json(json!({ "prompt": turn.prompt(&served).await? })))
 }
 
 fn request(mut body: Map<String, Value>) -> Result<(Settings, Turn), ApiError> {
@@ -116,9 +116,9 @@ pub(super) fn message(at: usize, mut own: Map<String, Value>) -> Result<Message,
         for call in calls.as_array_mut().into_iter().flatten() {
             // Templates write the object themselves.
             if let Some(text) = call["function"]["arguments"].as_str() {
-                match serde_json::from_str::<Map<String, Value>>(text) {
-                    Ok(arguments) => call["function"]["arguments"] = Value::Object(arguments),
-                    Err(_) => return wrong("tool_calls", "have arguments that are no JSON object"),
+                // Those of a call that was cut off stay text.
+                if let Ok(arguments) = serde_json::from_str::<Map<String, Value>>(text) {
+                    call["function"]["arguments"] = Value::Object(arguments);
                 }
             }
         }

@@ -32,7 +32,7 @@ pub(super) async fn complete(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[known::COMPLETIONS, known::COMMON])?;
     if !body.contains_key("prompt") {
         return Err(ApiError::field("prompt", "is missing"));
@@ -73,7 +73,7 @@ pub(super) async fn begin(
     prompts: Vec<Prompt>,
     choices: Choices,
 ) -> Result<Answer, ApiError> {
-    served.model.causal().check_generative()?;
+    served.check_text()?;
     let mut all: Vec<Make> = Vec::new();
     for prompt in prompts {
         for index in 0..choices.n {
@@ -92,7 +92,7 @@ pub(super) async fn begin(
             }));
         }
     }
-    Answer::begin(served, all, &Reader::Plain, choices.n, choices.logprobs.is_some()).await
+    Answer::begin(served, all, &Reader::Plain, &choices).await
 }
 
 /// OpenAI's form of completions.

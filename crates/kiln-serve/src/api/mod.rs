@@ -2,6 +2,7 @@
 
 mod answer;
 mod anthropic;
+mod audio;
 mod chat;
 mod completions;
 mod embeddings;
@@ -17,25 +18,27 @@ mod tools;
 mod turn;
 
 use std::{
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use axum::{
     Extension, Json, Router,
     body::Bytes,
-    extract::{DefaultBodyLimit, Path, Query, Request, State, rejection::BytesRejection},
+    extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State, rejection::PathRejection},
     http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
-    routing::{delete, get, post},
+    routing::{MethodRouter, delete, get, post},
 };
 use kiln::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 
 pub(crate) use self::answer::finish_reason;
 use crate::{
@@ -46,6 +49,12 @@ use crate::{
 /// Largest body, in bytes.
 const LARGEST_BODY: usize = 16 << 20;
 
+/// Time within which a body must have come.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// Most values of a body: its commas, also those of texts.
+const MOST_VALUES: usize = 1 << 20;
+
 /// Longest identity of a request that a client gives, in bytes.
 const LONGEST_ID: usize = 200;
 
@@ -54,8 +63,44 @@ const LONGEST_PATH: usize = 200;
 
 type Server = State<Arc<Models>>;
 
-/// A body, unless it is too long or was not sent whole.
-type Body = Result<Bytes, BytesRejection>;
+/// A body, unless it is too long, too slow, or was not sent whole.
+struct Body(Result<Bytes, ApiError>);
+
+impl<S: Send + Sync> FromRequest<S> for Body {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Infallible> {
+        let read = async {
+            Bytes::from_request(request, state)
+                .await
+                .map_err(|e| ApiError::new(e.status(), format!("the body cannot be read: {}", e.body_text())))
+        };
+        Ok(Self(in_time(read).await))
+    }
+}
+
+/// Waits for the end of a body.
+async fn in_time<T>(read: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+    tokio::time::timeout(BODY_TIME, read).await.unwrap_or_else(|_| {
+        let why = format!("the body did not come within {} s", BODY_TIME.as_secs());
+        Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why))
+    })
+}
+
+/// Computes something that takes a while, and would keep a thread of HTTP from all others. Few at once: each
+/// may need much memory.
+async fn apart<T: Send + 'static>(
+    compute: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    static PLACES: Semaphore = Semaphore::const_new(2);
+    let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be read");
+    let place = PLACES.acquire().await.map_err(|_| failed())?;
+    let task = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        compute()
+    });
+    task.await.map_err(|_| failed())?
+}
 
 pub(crate) fn router(models: Arc<Models>) -> Router {
     Router::new()
@@ -63,6 +108,7 @@ pub(crate) fn router(models: Arc<Models>) -> Router {
         .route("/page.css", get(page::css))
         .route("/page.js", get(page::script))
         .route("/health", get(health))
+        .route("/ready", get(health))
         .route("/metrics", get(metrics))
         .route("/props", get(props))
         .route("/version", get(async || Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
@@ -72,10 +118,12 @@ pub(crate) fn router(models: Arc<Models>) -> Router {
         .route("/v1/completions", post(completions::complete))
         .route("/v1/messages", post(anthropic::answer))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/audio/transcriptions", audio_route(post(audio::transcribe)))
+        .route("/v1/audio/translations", audio_route(post(audio::translate)))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))
-        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/embeddings", post(ollama::old_embed))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))
         .route("/api/show", post(ollama::show))
@@ -101,6 +149,11 @@ pub(crate) fn router(models: Arc<Models>) -> Router {
         .with_state(models)
 }
 
+/// Recordings are larger than other bodies.
+fn audio_route(route: MethodRouter<Arc<Models>>) -> MethodRouter<Arc<Models>> {
+    route.layer(DefaultBodyLimit::max(audio::LARGEST_RECORDING))
+}
+
 /// Gives each response the identity of its request, and errors the form of the API that was asked.
 pub(crate) async fn finish(request: Request, next: Next) -> Response {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -123,7 +176,7 @@ pub(crate) async fn finish(request: Request, next: Next) -> Response {
 
 /// Whether the engines work. Kubernetes and routers ask for it.
 async fn health(State(models): Server) -> (StatusCode, Json<Value>) {
-    let loaded = models.loaded().await;
+    let loaded = models.loaded();
     let (status, word) = match loaded.iter().any(|served| served.worker.has_failed()) {
         true => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
         false => (StatusCode::OK, "ok"),
@@ -148,7 +201,7 @@ struct Which {
 /// The properties of a model and its engine. Asking for them neither loads the model nor keeps it loaded.
 async fn props(State(models): Server, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
     let name = models.name(which.model.as_deref())?;
-    let loaded = models.loaded().await;
+    let loaded = models.loaded();
     Ok(Json(match loaded.iter().find(|served| served.name == name) {
         Some(served) => served.props(),
         None => json!({ "model": name, "loaded": false }),
@@ -157,15 +210,19 @@ async fn props(State(models): Server, Query(which): Query<Which>) -> Result<Json
 
 /// The models, in the forms of OpenAI and Anthropic.
 async fn list(State(models): Server) -> Json<Value> {
-    let data = models.objects().await;
+    let data = models.objects();
     let id = |object: Option<&Value>| object.map(|object| object["id"].clone());
     let (first, last) = (id(data.first()), id(data.last()));
     Json(json!({ "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last }))
 }
 
-async fn model(State(models): Server, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn model(
+    State(models): Server,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let id = id.map_or_else(|error| error.body_text(), |Path(id)| id);
     let name = models.name(Some(&id))?.to_owned();
-    let objects = models.objects().await;
+    let objects = models.objects();
     let object = objects.into_iter().find(|object| object["id"] == name);
     Ok(Json(object.unwrap_or_default()))
 }
@@ -181,7 +238,7 @@ struct Text {
 
 /// Tokenizes a text, as llama.cpp's server does.
 async fn tokenize(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let Text { content, add_special, model } = parsed(body)?;
+    let Text { content, add_special, model } = parsed(body).await?;
     let served = models.get(model.as_deref()).await?;
     Ok(Json(json!({ "tokens": encode(served, content, add_special).await? })))
 }
@@ -192,10 +249,7 @@ async fn encode(served: Arc<Served>, text: String, special: bool) -> Result<Vec<
         true => served.model.encode(&text),
         false => served.model.encode_more(&text),
     };
-    // A long text would keep a thread of HTTP from all others.
-    let tokens = tokio::task::spawn_blocking(encode).await;
-    let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the tokenizer failed on this text");
-    Ok(tokens.map_err(failed)??)
+    apart(move || Ok(encode()?)).await
 }
 
 #[derive(Deserialize)]
@@ -206,19 +260,25 @@ struct Tokens {
 }
 
 async fn detokenize(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let Tokens { tokens, model } = parsed(body)?;
+    let Tokens { tokens, model } = parsed(body).await?;
     let served = models.get(model.as_deref()).await?;
     Ok(Json(json!({ "content": served.model.decode(&tokens)? })))
 }
 
 /// Parses a body, and names the place of a fault.
-fn parsed<T: for<'de> Deserialize<'de>>(body: Body) -> Result<T, ApiError> {
-    let body =
-        body.map_err(|e| ApiError::new(e.status(), format!("the body cannot be read: {}", e.body_text())))?;
-    let mut json = serde_json::Deserializer::from_slice(&body);
-    let value = located(serde_path_to_error::deserialize(&mut json))?;
-    json.end().map_err(|e| ApiError::bad(format!("the body is no JSON object: {e}")))?;
-    Ok(value)
+async fn parsed<T: for<'de> Deserialize<'de> + Send + 'static>(Body(body): Body) -> Result<T, ApiError> {
+    let body = body?;
+    apart(move || {
+        // Many small values take a hundred times their text.
+        if body.iter().filter(|byte| **byte == b',').count() > MOST_VALUES {
+            return Err(ApiError::bad(format!("the body has more than {MOST_VALUES} values")));
+        }
+        let mut json = serde_json::Deserializer::from_slice(&body);
+        let value = located(serde_path_to_error::deserialize(&mut json))?;
+        json.end().map_err(|e| ApiError::bad(format!("the body is no JSON object: {e}")))?;
+        Ok(value)
+    })
+    .await
 }
 
 /// Reads fields of an object that was parsed.

@@ -8,14 +8,14 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use kiln::{AnswerPart, EmbeddingInput, Model};
+use kiln::AnswerPart;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
     Body, Server,
     answer::{Answer, Form, Frame, Step},
-    chat, completions, date, fields, logprobs, now, parsed,
+    chat, completions, date, embeddings, fields, logprobs, now, parsed,
     prompts::Prompt,
     settings::{OneOrMany, ResponseFormat, Settings},
     turn::Turn,
@@ -111,7 +111,7 @@ pub(super) async fn chat(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[known::OLLAMA_CHAT, known::OLLAMA])?;
     let common: Common = fields(&body)?;
     let ChatRequest { messages, tools } = fields(&body)?;
@@ -133,7 +133,7 @@ pub(super) async fn generate(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[known::OLLAMA_GENERATE, known::OLLAMA])?;
     let common: Common = fields(&body)?;
     let GenerateRequest { prompt, system, raw } = fields(&body)?;
@@ -235,9 +235,9 @@ impl Common {
     }
 }
 
-/// Sets the time that a model stays loaded. A negative one is for ever.
+/// Sets the time that a model stays loaded. A negative one is for ever; none is that of the server.
 fn keep(models: &Models, name: &str, time: Option<&KeepAlive>) -> Result<(), ApiError> {
-    let Some(time) = time else { return models.name(Some(name)).map(|_| ()) };
+    let Some(time) = time else { return models.keep(name, None) };
     let wrong = || ApiError::field("keep_alive", "must be a number of seconds, or a text such as `5m`");
     let seconds = match time {
         KeepAlive::Seconds(seconds) => *seconds,
@@ -248,7 +248,7 @@ fn keep(models: &Models, name: &str, time: Option<&KeepAlive>) -> Result<(), Api
         // Ten years are for ever, too.
         _ => Some(Duration::try_from_secs_f64(seconds.min(3e8)).map_err(|_| wrong())?),
     };
-    models.keep(name, time)
+    models.keep(name, Some(time))
 }
 
 /// The seconds of a text such as `1h30m`, `300ms` or `-1`.
@@ -429,7 +429,7 @@ impl Form for Ollama {
 }
 
 pub(super) async fn embed(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let request = embed_request(body, known::OLLAMA_EMBED)?;
+    let request = embed_request(body, known::OLLAMA_EMBED).await?;
     let inputs = match request.input {
         None => return Err(ApiError::field("input", "is missing")),
         Some(OneOrMany::One(text)) => vec![text],
@@ -437,28 +437,28 @@ pub(super) async fn embed(State(models): Server, body: Body) -> Result<Json<Valu
     };
     let begun = std::time::Instant::now();
     let cut = request.truncate.unwrap_or(true);
-    let (served, embeddings) =
+    let (served, embeddings, tokens) =
         vectors(&models, request.model, request.keep_alive, inputs, cut, request.dimensions).await?;
     Ok(Json(json!({
         "model": served.name,
-        "embeddings": embeddings.vectors,
+        "embeddings": embeddings,
         "total_duration": u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
         "load_duration": 0,
-        "prompt_eval_count": embeddings.tokens.iter().sum::<usize>(),
+        "prompt_eval_count": tokens,
     })))
 }
 
 /// The older form of `/api/embed`, for one text.
-pub(super) async fn embeddings(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let request = embed_request(body, known::OLLAMA_EMBEDDINGS)?;
+pub(super) async fn old_embed(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
+    let request = embed_request(body, known::OLLAMA_EMBEDDINGS).await?;
     let Some(prompt) = request.prompt else { return Err(ApiError::field("prompt", "is missing")) };
-    let (_, embeddings) =
+    let (_, embeddings, _) =
         vectors(&models, request.model, request.keep_alive, vec![prompt], true, None).await?;
-    Ok(Json(json!({ "embedding": embeddings.vectors.first() })))
+    Ok(Json(json!({ "embedding": embeddings.first() })))
 }
 
-fn embed_request(body: Body, table: &[(&str, known::Use)]) -> Result<EmbedRequest, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+async fn embed_request(body: Body, table: &[(&str, known::Use)]) -> Result<EmbedRequest, ApiError> {
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[table])?;
     fields(&body)
 }
@@ -470,30 +470,17 @@ async fn vectors(
     texts: Vec<String>,
     cut: bool,
     dimensions: Option<usize>,
-) -> Result<(Arc<Served>, kiln::Embeddings), ApiError> {
+) -> Result<(Arc<Served>, Vec<Vec<f32>>, usize), ApiError> {
     let name = name.ok_or_else(|| ApiError::field("model", "is missing"))?;
     keep(models, &name, time.as_ref())?;
     let served = models.get(Some(&name)).await?;
-    let pooling = served.pooling;
-    let compute = move |model: &Model| {
-        let most = model.sizes().positions;
-        let input = |text: String| match cut {
-            true => {
-                let mut tokens = model.encode(&text)?;
-                tokens.truncate(most);
-                Ok(EmbeddingInput::from(tokens))
-            }
-            false => Ok(EmbeddingInput::from(text)),
-        };
-        let inputs: Vec<_> = texts.into_iter().map(input).collect::<kiln::Result<_>>()?;
-        model.embed(inputs).pooling(pooling).dimensions(dimensions).run()
-    };
-    let embeddings = served.worker.call(compute).await??;
-    Ok((served, embeddings))
+    let inputs = texts.into_iter().map(Prompt::Text).collect();
+    let (vectors, tokens) = embeddings::compute(&served, inputs, dimensions, cut).await?;
+    Ok((served, vectors, tokens))
 }
 
 pub(super) async fn tags(State(models): Server) -> Json<Value> {
-    let loaded = models.loaded().await;
+    let loaded = models.loaded();
     let entry = |name: &str| {
         let served = loaded.iter().find(|served| served.name == name);
         let mut entry = json!({
@@ -527,7 +514,7 @@ pub(super) async fn ps(State(models): Server) -> Json<Value> {
         entry["details"] = details(Some(served));
         entry
     };
-    Json(json!({ "models": models.loaded().await.iter().map(entry).collect::<Vec<_>>() }))
+    Json(json!({ "models": models.loaded().iter().map(entry).collect::<Vec<_>>() }))
 }
 
 fn details(served: Option<&Served>) -> Value {
@@ -542,7 +529,7 @@ struct Show {
 }
 
 pub(super) async fn show(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[known::OLLAMA_SHOW])?;
     let Show { model, name } = fields(&body)?;
     let name = model.or(name).ok_or_else(|| ApiError::field("model", "is missing"))?;

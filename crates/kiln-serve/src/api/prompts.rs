@@ -30,6 +30,16 @@ impl Prompts {
     }
 }
 
+impl Prompt {
+    /// The size, in bytes of text. A token is counted as four.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => 4 * tokens.len(),
+        }
+    }
+}
+
 impl From<Prompt> for EmbeddingInput {
     fn from(prompt: Prompt) -> Self {
         match prompt {

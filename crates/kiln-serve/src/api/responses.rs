@@ -173,7 +173,7 @@ pub(super) async fn create(
     Extension(key): Extension<Key>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: Map<String, Value> = parsed(body)?;
+    let mut body: Map<String, Value> = parsed(body).await?;
     known::check(&mut body, &[known::RESPONSES])?;
     let request: Request = fields(&body)?;
     let name = request.model.clone().ok_or_else(|| ApiError::field("model", "is missing"))?;

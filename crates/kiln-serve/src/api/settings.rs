@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiln::{
-    GenerationConfig, Grammar, Model, Plan, Processor, ReasoningBudget, Request, RowState, TokenId,
+    GenerationConfig, Grammar, Model, Plan, Processor, ReasoningBudget, Request, RowState, Share, TokenId,
     expert::UNTIL_IT_ENDS,
 };
 use serde::Deserialize;
@@ -17,6 +17,10 @@ const MOST_LOGPROBS: u64 = 20;
 
 /// Longest `cache_salt`, in bytes: it is kept with each prompt.
 const LONGEST_SALT: usize = 256;
+
+/// Most stop strings, and their bytes: each piece of an answer is searched for them.
+const MOST_STOPS: usize = 64;
+const LONGEST_STOP: usize = 1024;
 
 /// Most choices of a request.
 const MOST_CHOICES: usize = 16;
@@ -53,6 +57,7 @@ pub(super) struct Settings {
     pub(super) logprobs: Option<Value>,
     pub(super) top_logprobs: Option<u64>,
     pub(super) cache_salt: Option<String>,
+    pub(super) priority: Option<i64>,
     pub(super) skip_special_tokens: Option<bool>,
     pub(super) kiln: Option<Own>,
 }
@@ -142,6 +147,8 @@ pub(super) struct Choices {
     /// An end to reasoning.
     pub(super) budget: Option<ReasoningBudget>,
     plan: Option<Plan>,
+    /// Whose the choices are, and how urgent.
+    pub(super) share: Share,
     /// The name under which prompts share their beginnings.
     scope: String,
     /// Most tokens of the prompt and the answer.
@@ -224,8 +231,13 @@ impl Settings {
             Some(OneOrMany::One(text)) => Some(vec![text.clone()]),
             Some(OneOrMany::Many(texts)) => Some(texts.clone()),
         };
-        if config.stop_strings.iter().flatten().any(String::is_empty) {
+        let stops = config.stop_strings.as_deref().unwrap_or_default();
+        if stops.iter().any(String::is_empty) {
             return Err(ApiError::field("stop", "has an empty text, which would end any answer"));
+        }
+        if stops.len() > MOST_STOPS || stops.iter().any(|stop| stop.len() > LONGEST_STOP) {
+            let why = format!("may have {MOST_STOPS} texts, each of {LONGEST_STOP} bytes");
+            return Err(ApiError::field("stop", why));
         }
         config.sequence_bias =
             Some(self.biases(served.model.sizes().vocab)?).filter(|biases| !biases.is_empty());
@@ -247,6 +259,7 @@ impl Settings {
             budget: None,
             context: self.context,
             plan: self.plan(served)?,
+            share: Share { user: key.0.unwrap_or(0), priority: self.priority.unwrap_or(0) },
             scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
             logprobs: self.logprobs()?,
             n,

@@ -1,6 +1,6 @@
 //! The tools that an answer may call.
 
-use kiln::{AnswerFormat, ChatTemplate, Grammar};
+use kiln::{AnswerFormat, ChatTemplate, Grammar, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -8,6 +8,9 @@ use crate::error::ApiError;
 
 /// Most tools of a request.
 const MOST_TOOLS: usize = 128;
+
+/// Keys of a schema that references lead to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// The tools of a request, and which of them may or must be called.
 #[derive(Clone, Debug)]
@@ -101,12 +104,7 @@ impl Tools {
         };
         let tools = Self { list, calls, parallel: parallel.unwrap_or(true) };
         for at in 0..tools.list.len() {
-            let function = tools.function(at)?;
-            if function.strict == Some(true) && tools.calls == Calls::Auto {
-                let why = "holds only if a call is certain: set `tool_choice` to `required` or to the function, or leave \
-                           it out";
-                return Err(ApiError::field(&format!("tools[{at}].function.strict"), why));
-            }
+            tools.function(at)?;
         }
         if tools.calls == Calls::None {
             return Ok(tools);
@@ -130,63 +128,109 @@ impl Tools {
         Ok(function)
     }
 
-    /// The grammar of an answer that must call a tool. The whole answer is JSON, whatever the form of the
-    /// model's own calls: the arguments of a named tool, else a list of calls.
-    pub(super) fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
-        let functions: Vec<Function> =
-            (0..self.list.len()).map(|at| self.function(at)).collect::<Result<_, _>>()?;
-        let schema_of = |function: &Function| match &function.parameters {
-            Some(parameters) => Value::Object(parameters.clone()),
-            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+    /// Whether an answer may call a tool whose arguments must match its schema.
+    pub(super) fn is_strict(&self) -> Result<bool, ApiError> {
+        let mut strict = false;
+        for at in 0..self.list.len() {
+            strict |= self.function(at)?.strict == Some(true);
+        }
+        Ok(strict && self.calls == Calls::Auto)
+    }
+
+    /// The grammar of an answer, unless each is allowed. Where a tool must be called, the whole answer
+    /// is JSON, whatever the form of the model's own calls: the arguments of a named tool, else a list of
+    /// calls. `special`: the id of a special token.
+    pub(super) fn grammar(
+        &self,
+        format: &AnswerFormat,
+        special: impl Fn(&str) -> Option<TokenId>,
+    ) -> Result<Option<Grammar>, ApiError> {
+        let wrong = |error: kiln::Error| {
+            let why = kiln::expert::plain(&error.to_string());
+            ApiError::field("tools", format!("a schema cannot be used: {why}"))
         };
-        let mut schema = match &self.calls {
-            Calls::None | Calls::Auto => return Ok(None),
-            Calls::Named(name) => match functions.iter().find(|function| function.name == *name) {
-                Some(function) => schema_of(function),
-                None => {
-                    return Err(ApiError::field(
-                        "tool_choice",
-                        format!("there is no tool `{name}` in `tools`"),
-                    ));
-                }
-            },
-            Calls::Required => {
-                let mut shared = Map::new();
-                let call = |function: &Function| {
-                    let mut arguments = schema_of(function);
-                    // References begin at the root.
-                    for key in ["$defs", "definitions"] {
-                        if let Some(Value::Object(own)) =
-                            arguments.as_object_mut().and_then(|own| own.remove(key))
-                        {
-                            let all = shared.entry(key).or_insert_with(|| json!({}));
-                            all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
-                        }
+        let schema = match &self.calls {
+            Calls::Auto if self.is_strict()? => {
+                let schema = compact(self.call_schema(format.arguments_key(), true)?);
+                let grammar = format.strict_grammar(&schema, self.parallel, special).map_err(wrong)?;
+                return match grammar {
+                    Some(grammar) => Ok(Some(grammar)),
+                    None => {
+                        let why = "hold only if a call is certain, with this model: set `tool_choice` to `required` or to \
+                                   the function, or leave `strict` out";
+                        Err(ApiError::field("tools", why))
                     }
-                    json!({
-                        "type": "object",
-                        "properties": { "name": { "const": function.name }, "arguments": arguments },
-                        "required": ["name", "arguments"],
-                        "additionalProperties": false,
-                    })
                 };
-                let any: Vec<Value> = functions.iter().map(call).collect();
+            }
+            Calls::None | Calls::Auto => return Ok(None),
+            Calls::Named(name) => {
+                let functions = (0..self.list.len()).map(|at| self.function(at));
+                let functions: Vec<Function> = functions.collect::<Result<_, _>>()?;
+                let named = functions.iter().find(|function| function.name == *name);
+                let unknown =
+                    || ApiError::field("tool_choice", format!("there is no tool `{name}` in `tools`"));
+                named.ok_or_else(unknown)?.schema()
+            }
+            Calls::Required => {
                 let most = if self.parallel { MOST_TOOLS } else { 1 };
-                let mut list =
-                    json!({ "type": "array", "items": { "anyOf": any }, "minItems": 1, "maxItems": most });
-                list.as_object_mut().into_iter().for_each(|list| list.extend(shared.clone()));
+                let mut call = self.call_schema("arguments", false)?;
+                let mut list = json!({ "type": "array", "minItems": 1, "maxItems": most });
+                // References begin at the root.
+                for key in DEFINITIONS {
+                    if let Some(own) = call.as_object_mut().and_then(|call| call.remove(key)) {
+                        list[key] = own;
+                    }
+                }
+                list["items"] = call;
                 list
             }
         };
-        // White space could go on without end.
-        schema["x-guidance"] =
-            json!({ "whitespace_flexible": false, "key_separator": ": ", "item_separator": ", " });
-        let wrong = |error: kiln::Error| {
-            ApiError::field(
-                "tools",
-                format!("a schema cannot be used: {}", kiln::expert::plain(&error.to_string())),
-            )
-        };
-        Grammar::json_schema(&schema.to_string()).map(Some).map_err(wrong)
+        Grammar::json_schema(&compact(schema).to_string()).map(Some).map_err(wrong)
     }
+
+    /// The JSON schema of a call of any tool. `key`: the name of its arguments. `strict`: whether only the
+    /// arguments of strict tools must match.
+    fn call_schema(&self, key: &str, strict: bool) -> Result<Value, ApiError> {
+        let mut shared = Map::new();
+        let mut any = Vec::new();
+        for at in 0..self.list.len() {
+            let function = self.function(at)?;
+            let mut arguments = match strict && function.strict != Some(true) {
+                true => json!({ "type": "object" }),
+                false => function.schema(),
+            };
+            // References begin at the root.
+            for name in DEFINITIONS {
+                if let Some(Value::Object(own)) = arguments.as_object_mut().and_then(|own| own.remove(name)) {
+                    let all = shared.entry(name).or_insert_with(|| json!({}));
+                    all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
+                }
+            }
+            any.push(json!({
+                "type": "object",
+                "properties": { "name": { "const": function.name }, key: arguments },
+                "required": ["name", key],
+                "additionalProperties": false,
+            }));
+        }
+        shared.insert("anyOf".to_owned(), json!(any));
+        Ok(Value::Object(shared))
+    }
+}
+
+impl Function {
+    /// The JSON schema of the arguments.
+    fn schema(&self) -> Value {
+        match &self.parameters {
+            Some(parameters) => Value::Object(parameters.clone()),
+            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+        }
+    }
+}
+
+/// A schema without white space between the parts: it could go on without end.
+fn compact(mut schema: Value) -> Value {
+    schema["x-guidance"] =
+        json!({ "whitespace_flexible": false, "key_separator": ": ", "item_separator": ", " });
+    schema
 }

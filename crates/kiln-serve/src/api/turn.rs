@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{
     answer::Answer,
+    apart,
     reader::Reader,
     settings::Choices,
     tools::{Calls, Tools},
@@ -51,20 +52,23 @@ struct Prepared {
 
 impl Turn {
     /// The rendered conversation.
-    pub(super) fn prompt(self, served: &Served) -> Result<String, ApiError> {
-        Ok(self.prepare(served)?.prompt)
+    pub(super) async fn prompt(self, served: &Arc<Served>) -> Result<String, ApiError> {
+        let served = served.clone();
+        apart(move || Ok(self.prepare(&served)?.prompt)).await
     }
 
     /// Submits the choices of the answer.
     pub(super) async fn begin(self, served: Arc<Served>, mut choices: Choices) -> Result<Answer, ApiError> {
-        served.model.causal().check_generative()?;
+        served.check_text()?;
         let budget = self.budget;
-        let Prepared { template, tools, prompt } = self.prepare(&served)?;
-        let forced = tools.grammar()?;
-        if forced.is_some() && choices.grammar.is_some() {
-            return Err(ApiError::field("response_format", "goes without a tool that must be called"));
-        }
+        let own = served.clone();
+        let Prepared { template, tools, prompt } = apart(move || self.prepare(&own)).await?;
         let format = AnswerFormat::of(&template);
+        let forced = tools.grammar(&format, |mark| served.model.special_token(mark))?;
+        if forced.is_some() && choices.grammar.is_some() {
+            let why = "goes without a tool that must be called, and without strict tools";
+            return Err(ApiError::field("response_format", why));
+        }
         let reader = match (&tools.calls, &forced) {
             (Calls::Named(name), _) => Reader::Forced { name: Some(name.clone()), text: String::new() },
             (Calls::Required, _) => Reader::Forced { name: None, text: String::new() },
@@ -78,7 +82,10 @@ impl Turn {
                 Reader::Marked { parser: format.parser(&prompt, list), one_call: !tools.parallel, calls: 0 }
             }
         };
-        if let Some(tokens) = budget {
+        // An answer in JSON has no reasoning.
+        if let Some(tokens) =
+            budget.filter(|_| choices.grammar.is_none() && !matches!(reader, Reader::Forced { .. }))
+        {
             let encode = |text: &str| served.model.encode_more(text);
             choices.budget = format.reasoning_budget(&prompt, tokens, encode)?;
             if choices.budget.is_none() {
@@ -98,7 +105,7 @@ impl Turn {
             })
         };
         let all = (0..choices.n).map(of_choice).collect();
-        Answer::begin(served.clone(), all, &reader, choices.n, choices.logprobs.is_some()).await
+        Answer::begin(served.clone(), all, &reader, &choices).await
     }
 
     fn prepare(mut self, served: &Served) -> Result<Prepared, ApiError> {

@@ -103,7 +103,6 @@ fn a_tool_that_must_be_called_is_called_with_arguments_that_match() {
     let user = || json!([{ "role": "user", "content": "a" }]);
     for (extra, param) in [
         (json!({ "tools": [{}] }), "tools[0]"),
-        (json!({ "tools": [weather(true)] }), "tools[0].function.strict"),
         (json!({ "tool_choice": "required" }), "tool_choice"),
         (json!({ "tools": [weather(false)], "tool_choice": "perhaps" }), "tool_choice"),
         (
@@ -129,6 +128,38 @@ fn a_tool_that_must_be_called_is_called_with_arguments_that_match() {
     assert_eq!(server.post("/v1/chat/completions", &body).1["error"]["param"], "tools");
     let body = json!({ "model": "demo", "messages": user(), "reasoning_effort": "high" });
     assert_eq!(server.post("/v1/chat/completions", &body).1["error"]["param"], "reasoning_effort");
+}
+
+#[test]
+fn strict_tools_are_called_with_arguments_that_match_or_not_at_all() {
+    let server = Running::new(|options| ServeOptions { template: Some(thinking()), ..options });
+    let brace = *MODEL.encode_more("{").unwrap().last().unwrap();
+    let ask = |bias: Value| {
+        let body = json!({
+            "model": "demo", "messages": [{ "role": "user", "content": "Rain?" }], "tools": [weather(true)],
+            "temperature": 1, "seed": 3, "max_tokens": 100, "logit_bias": bias, "parallel_tool_calls": false,
+        });
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0].clone()
+    };
+    // The model would begin with a brace, so it has to call.
+    let calls = ask(json!({ brace.to_string(): 100 }));
+    assert_eq!(calls["finish_reason"], "tool_calls", "{calls}");
+    let function = &calls["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+    assert!(["Rome", "Verona"].contains(&arguments["city"].as_str().unwrap()), "{function}");
+    let text = ask(json!({}));
+    assert!(text["message"].get("tool_calls").is_none() && text["message"]["content"] != "", "{text}");
+
+    // A family that writes XML.
+    let xml = ChatTemplate::new("{{ tools }}{{ messages }}<tool_call><function=").unwrap();
+    let server = Running::new(|options| ServeOptions { template: Some(xml), ..options });
+    let body = json!({
+        "model": "demo", "messages": [{ "role": "user", "content": "Rain?" }], "tools": [weather(true)], "max_tokens": 4,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("tools")), "{answer}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn what_is_wrong_is_named() {
     }
     let long = "word ".repeat(3000);
     let (status, answer) = server.post("/v1/completions", &completion(&long, 0, &json!({})));
-    assert_eq!(status, 400, "{answer}");
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")), "{answer}");
     assert_eq!(server.post("/v1/completions", &json!([1])).0, 400);
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json",

@@ -149,9 +149,9 @@ impl Model {
         }
         let positions = self.loaded.sizes.positions;
         if held >= positions {
-            return Err(Error::Prompt {
+            return Err(Error::TooLong {
                 why: format!(
-                    "the prompt has {held} tokens and the model {positions} positions; shorten it by at least {}, or \
+                    "{held} tokens and the model {positions} positions; shorten it by at least {}, or \
                      use a sink cache",
                     held + 1 - positions
                 ),

@@ -440,16 +440,16 @@ impl Model {
     /// of a long text take a hundred times its memory.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for a text that is too long for `cache`, however few tokens it has.
+    /// [`Error::TooLong`] for a text that is too long for `cache`, however few tokens it has.
     pub fn check_length(&self, text: &str, cache: &ModelCache) -> Result<()> {
         let (fewest, positions) = (self.tokenizer()?.fewest_tokens(text.len()), self.loaded.sizes.positions);
         if cache.is_endless() || fewest <= positions {
             return Ok(());
         }
         let why = format!(
-            "the prompt has at least {fewest} tokens and the model {positions} positions; shorten it, or use a sink cache"
+            "at least {fewest} tokens and the model {positions} positions; shorten it, or use a sink cache"
         );
-        Err(Error::Prompt { why })
+        Err(Error::TooLong { why })
     }
 
     /// Decodes `tokens`, without special tokens.
@@ -467,6 +467,11 @@ impl Model {
     /// [`Error::Prompt`] if the folder has no tokenizer.
     pub fn token_bytes(&self, token: TokenId) -> Result<Option<Vec<u8>>> {
         Ok(self.tokenizer()?.token_bytes(token))
+    }
+
+    /// The special token of this name, such as `<|im_end|>`, which no text contains.
+    pub fn special_token(&self, name: &str) -> Option<TokenId> {
+        self.tokenizer().ok()?.special_token(name)
     }
 
     /// Creates a stream that decodes tokens piece by piece, for custom loops.

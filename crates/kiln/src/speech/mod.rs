@@ -7,6 +7,7 @@ mod languages;
 mod recording;
 mod rules;
 mod segments;
+mod subtitles;
 mod transcripts;
 mod window;
 mod words;
@@ -25,6 +26,7 @@ pub(crate) use self::config::SpeechConfig;
 use self::{config::SpecialTokens, recording::Recording, transcripts::Track};
 pub use self::{
     recording::Audio,
+    subtitles::{SubtitleFormat, Subtitles},
     transcripts::{Transcript, Transcripts},
 };
 use crate::{Model, OnOutOfMemory};
