@@ -69,8 +69,8 @@ impl AnswerFormat {
         }
         lark.push_str(if calls.bare { "answer: marked | bare\n" } else { "answer: marked\n" });
         if calls.bare {
-            let more = if parallel { "(/[;,]?[ \\n]*/ call)*" } else { "" };
-            _ = writeln!(lark, "bare: /[ \\n]*/ call {more} /[ \\n]*/");
+            let more = if parallel { "(/[;,]?[ \\n]{0,2}/ call)*" } else { "" };
+            _ = writeln!(lark, "bare: /[ \\n]{{0,2}}/ call {more}");
         }
         lark.push_str("marked: FREE | begin calls\n");
         if is_text {
@@ -85,14 +85,17 @@ impl AnswerFormat {
         let rest = if parallel { "(REST | between calls)" } else { "REST" };
         let after = match calls.close {
             Some(_) => format!("{close} {rest}"),
-            None => "/[ \\n]*/".to_owned(),
+            None => String::new(),
         };
         let body = match (json, parallel) {
             (Json::One, _) => "call",
-            (Json::List, true) => "\"[\" call (/,[ \\n]*/ call)* \"]\"",
+            (Json::List, true) => "\"[\" call (/,[ \\n]{0,2}/ call)* \"]\"",
             (Json::List, false) => "\"[\" call \"]\"",
         };
-        _ = writeln!(lark, "calls: /[ \\n]*/ {body} /[ \\n]*/ {after}\ncall: %json {schema}");
+        // Small models go on with white space, where any is allowed.
+        let white = "/[ \\n]{0,2}/";
+        let white_after = if calls.close.is_some() { white } else { "" };
+        _ = writeln!(lark, "calls: {white} {body} {white_after} {after}\ncall: %json {schema}");
         Grammar::lark(&lark).map(Some)
     }
 }
