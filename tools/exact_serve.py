@@ -44,14 +44,14 @@ BEGUN, ENDED = "time_to_first_token_seconds_count", "e2e_request_latency_seconds
 
 
 class Server:
-    """A server of one model. `port` is None if it does not start."""
+    """A server of one model. `port` is None if it does not start. `silent`: a request has no answer."""
 
     def __init__(self, binary, model, arguments, caches):
         command = [binary, "serve", "--model", model, "--port", "0", *arguments]
         for cache in caches: command += ["--allow-cache", cache]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.child = subprocess.Popen(command, env=os.environ | {"KILN_API_KEYS": ",".join(KEYS)}, **output)
-        self.said, self.port = collections.deque(maxlen=40), None
+        self.said, self.port, self.silent = collections.deque(maxlen=40), None, False
         for line in self.child.stdout:
             self.said.append(line)
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
@@ -186,12 +186,14 @@ class Drawer:
         return path, body, KEYS[some(0.25)], kinds, leaves
 
 
-def pieces(answer):
-    """The objects of a stream, or the one of another answer."""
+def pieces(answer, end):
+    """The objects of a stream, or the one of another answer. A stream that goes on after `end` is an error."""
     if not answer.getheader("content-type", "").startswith("text/event-stream"):
         yield json.loads(answer.read())
         return
     for line in answer:
+        # Comments keep a stream open that says nothing.
+        if time.monotonic() > end: raise TimeoutError("the answer takes too long")
         if line.startswith(b"data: [DONE]"): return
         if line.startswith(b"data: "):
             yield (piece := json.loads(line.removeprefix(b"data: ")))
@@ -217,16 +219,17 @@ def send(server, request, patience):
     # A client that leaves after a time does so wherever its answer is then.
     end = time.monotonic() + (leaves if isinstance(leaves, float) else patience)
     while True:
-        connection = server.open("POST", path, body, key)
+        if server.silent: return {"error": {"message": "not sent, as an earlier request has no answer"}}, 0
+        connection = None
         try:
+            connection = server.open("POST", path, body, key)
             connection.sock.settimeout(max(0.001, end - time.monotonic()))
             with connection.getresponse() as answer:
                 if answer.status == 429:
                     time.sleep(random.uniform(0.1, float(answer.getheader("retry-after", 1))))
                     continue
                 choices, rest = collections.defaultdict(dict), {}
-                for count, piece in enumerate(pieces(answer), 1):
-                    if time.monotonic() > end: raise TimeoutError(f"no end within {patience} s")
+                for count, piece in enumerate(pieces(answer, end), 1):
                     for choice in piece.get("choices", []): merge(choices[choice["index"]], choice)
                     rest |= {name: piece[name] for name in ("usage", "error") if piece.get(name)}
                     if isinstance(leaves, int) and count >= leaves and body.get("stream"): return None, 0
@@ -235,9 +238,10 @@ def send(server, request, patience):
                 return whole | rest, cached
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, TimeoutError) and isinstance(leaves, float): return None, 0
+            server.silent = True
             return {"error": {"message": f"no answer: {error!r}"}}, 0
         finally:
-            connection.close()
+            if connection: connection.close()
 
 
 def difference(loaded, alone, where="answer"):

@@ -76,7 +76,7 @@ function spy() {
     window.fetch = async (path, options) => {
         if (options?.body) window.bodies.push(JSON.parse(options.body));
         const response = await original(path, options);
-        if (path !== "props" || !response.ok) return response;
+        if (!path.startsWith("props") || !response.ok) return response;
         const state = await response.json();
         window.allowed = state.caches;
         if (state.caches.length < 2) state.caches = [state.cache, "quantized:nbits=4"];

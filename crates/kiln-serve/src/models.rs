@@ -13,7 +13,7 @@ use std::{
 use axum::http::StatusCode;
 use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, Transcriber, device::DeviceClass};
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, time};
 
 use crate::{
     ServeOptions,
@@ -21,6 +21,10 @@ use crate::{
     metrics::Metrics,
     worker::{Turns, Worker},
 };
+
+/// Time for which a request waits for another model to end its answers, and between two looks.
+const BUSY_TIME: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Loads a model again after it was unloaded.
 type Load = Arc<dyn Fn() -> Result<Model> + Send + Sync>;
@@ -156,6 +160,8 @@ impl Served {
 pub(crate) struct Models {
     slots: Vec<Arc<Slot>>,
     common: Arc<Common>,
+    /// Locked while a model is loaded or unloaded.
+    changes: Mutex<()>,
     began: Instant,
     /// When the server started, in seconds since 1970.
     created: u64,
@@ -173,8 +179,6 @@ struct Slot {
     name: String,
     load: Option<Load>,
     served: RwLock<Option<Arc<Served>>>,
-    /// Locked while the model is loaded or unloaded.
-    changes: Mutex<()>,
     /// When the latest request asked for it, and the time after which it may be unloaded, in milliseconds.
     /// `u64::MAX`: never.
     used: AtomicU64,
@@ -204,13 +208,12 @@ impl Models {
                 name,
                 load,
                 served: RwLock::new(served.map(Arc::new)),
-                changes: Mutex::new(()),
                 used: AtomicU64::new(0),
                 keep: AtomicU64::new(keep),
                 default_keep: keep,
             }));
         }
-        Ok(Self { slots, common, began: Instant::now(), created: crate::api::now() })
+        Ok(Self { slots, common, changes: Mutex::new(()), began: Instant::now(), created: crate::api::now() })
     }
 
     /// The names of all models.
@@ -286,7 +289,7 @@ impl Models {
     }
 
     async fn load(&self, slot: &Slot) -> Result<Arc<Served>, ApiError> {
-        let _changes = slot.changes.lock().await;
+        let _changes = self.changes.lock().await;
         match (slot.served(), &slot.load) {
             (Some(served), load) if load.is_none() || !served.worker.has_failed() => return Ok(served),
             _ => slot.set(None),
@@ -294,9 +297,14 @@ impl Models {
         let Some(load) = slot.load.clone() else {
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the model is not loaded"));
         };
+        let begun = Instant::now();
         while self.loaded().len() >= self.common.options.most_loaded {
             if !self.unload_oldest(slot) {
-                return Err(busy());
+                // All answer somebody.
+                if begun.elapsed() > BUSY_TIME {
+                    return Err(busy());
+                }
+                time::sleep(LOOK).await;
             }
         }
         loop {
@@ -335,11 +343,13 @@ impl Models {
 
     /// Unloads models that nobody asked for within their time.
     pub(crate) fn unload_idle(&self) {
+        let Ok(_changes) = self.changes.try_lock() else { return };
         let now = milliseconds(Some(self.began.elapsed()));
         for slot in &self.slots {
             let [used, keep] = [&slot.used, &slot.keep].map(|number| number.load(Ordering::Relaxed));
-            if keep < u64::MAX && now.saturating_sub(used) >= keep {
-                slot.unload();
+            if keep < u64::MAX && now.saturating_sub(used) >= keep && !slot.unload() {
+                // The time begins with the end of its answers.
+                slot.used.store(now, Ordering::Relaxed);
             }
         }
     }
@@ -377,9 +387,8 @@ impl Slot {
     }
 
     /// Unloads the model, unless it answers somebody or could not be loaded again. Returns whether it was
-    /// loaded.
+    /// loaded. No other thread may load or unload one meanwhile.
     fn unload(&self) -> bool {
-        let Ok(_changes) = self.changes.try_lock() else { return false };
         let mut place = self.served.write().unwrap_or_else(PoisonError::into_inner);
         // Whoever answers has a copy.
         let is_idle = place.as_ref().is_some_and(|served| Arc::strong_count(served) == 1);
