@@ -187,7 +187,7 @@ class Drawer:
 
 
 def pieces(answer, end):
-    """The objects of a stream, or the one of another answer. A stream that goes on after `end` is an error."""
+    """The objects of a stream, or the one of another answer. A stream that lasts beyond `end` is an error."""
     if not answer.getheader("content-type", "").startswith("text/event-stream"):
         yield json.loads(answer.read())
         return
@@ -375,9 +375,8 @@ def main():
         drawer = Drawer(server, caches, options)
         requests = [drawer.draw(number) for number in range(options.requests)]
         answers, seen = under_load(server, requests, options)
-        if server.fault() is None:
-            now = server.metrics()
-            seen["given up"] = int(now[BEGUN] - now[ENDED])
+        now = server.metrics() if server.fault() is None else {BEGUN: 1, ENDED: 0}
+        seen["given up"] = int(now[BEGUN] - now[ENDED])
         return requests, answers, seen
 
     own = ["--rows", options.rows, "--queue", options.queue, "--prefix-memory", options.prefix_memory]

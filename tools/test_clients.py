@@ -1596,17 +1596,9 @@ def several_by_openai(name, server, most):
         chunks = client.chat.completions.create(model="first", **given | long)
         next(iter(chunks))
         try:
-            if most == 2:
-                assert client.chat.completions.create(model="second", **given).choices[0].message.content
-                return
-            # An answer is not interrupted.
-            ask = lambda: client.chat.completions.create(model="second", **given)
-            error = raised(openai.InternalServerError, ask)
-            equal((error.status_code, error.code), (503, "models_busy"), "error")
-            assert int(error.response.headers["retry-after"]) >= 1, repr(error.response.headers)
-            threading.Timer(0.5, chunks.close).start()
-            # By its defaults, the client comes again.
-            answer = client.with_options(max_retries=2).chat.completions.create(model="second", **given)
+            # An answer is not interrupted: where there is no room, the second model waits for its end.
+            if most == 1: threading.Timer(0.5, chunks.close).start()
+            answer = client.with_options(max_retries=0).chat.completions.create(model="second", **given)
             assert answer.choices[0].message.content, repr(answer)
         finally:
             chunks.close()
