@@ -192,7 +192,7 @@ fn a_prompt_without_room_for_a_new_token_is_an_error() {
         .map(|_| ())
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Prompt { why } if why.contains(&format!("{positions} positions"))),
+        matches!(&error, Error::TooLong { why } if why.contains(&format!("{positions} positions"))),
         "{error}"
     );
     // One token fewer leaves room for one token, and no more tokens are generated than fit.

@@ -18,7 +18,7 @@ impl Model {
     /// from them and the properties of the model and its device.
     ///
     /// # Errors
-    /// [`Error::Prompt`] and [`Error::Full`] for rows that are too long; [`Error::OutOfMemory`] and
+    /// [`Error::TooLong`] and [`Error::Full`] for rows that are too long; [`Error::OutOfMemory`] and
     /// [`Error::BufferTooLarge`] if the sequence cannot fit.
     pub(crate) fn fitted(
         &self,
