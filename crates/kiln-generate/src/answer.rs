@@ -121,7 +121,7 @@ impl AnswerFormat {
     /// if the model's reasoning has no mark at its end that can be forced. `encode`: makes tokens of a text.
     ///
     /// # Errors
-    /// Those of `encode`.
+    /// The errors of `encode`.
     pub fn reasoning_budget(
         &self,
         prompt: &str,

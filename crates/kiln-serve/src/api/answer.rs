@@ -80,6 +80,8 @@ impl Frame {
 pub(super) struct Step {
     pub(super) choice: usize,
     pub(super) parts: Vec<AnswerPart>,
+    /// Number of calls of the choice before those of this step.
+    pub(super) calls: usize,
     /// Whether it was the last of the choice.
     pub(super) is_last: bool,
 }
@@ -123,6 +125,15 @@ pub(super) struct Choice {
     /// The tokens whose log-probabilities were not told.
     tokens: Vec<GeneratedToken>,
     pub(super) end: Option<End>,
+}
+
+impl Choice {
+    /// Adds parts to the message.
+    fn step(&mut self, choice: usize, parts: Vec<AnswerPart>, is_last: bool) -> Step {
+        let calls = self.message.calls.len();
+        parts.iter().for_each(|part| self.message.add(part));
+        Step { choice, parts, calls, is_last }
+    }
 }
 
 impl Answer {
@@ -215,8 +226,7 @@ impl Answer {
         if self.logprobs {
             choice.tokens.extend(piece.tokens);
         }
-        parts.iter().for_each(|part| choice.message.add(part));
-        Step { choice: index, parts, is_last: false }
+        choice.step(index, parts, false)
     }
 
     fn end(&mut self, index: usize, end: End, stats: &Stats) -> Step {
@@ -231,9 +241,8 @@ impl Answer {
         }
         let choice = &mut self.choices[index];
         let parts = choice.reader.finish();
-        parts.iter().for_each(|part| choice.message.add(part));
         choice.end = Some(end);
-        Step { choice: index, parts, is_last: true }
+        choice.step(index, parts, true)
     }
 
     /// Takes the tokens of a choice whose log-probabilities are not told.

@@ -408,7 +408,7 @@ impl Messages {
 fn usage(answer: &Answer) -> Value {
     let usage = &answer.usage;
     json!({
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": usage.prompt.saturating_sub(usage.cached),
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.generated,
@@ -445,9 +445,7 @@ impl Form for Messages {
         vec![Frame::named("message_start", &start), Frame::named("ping", &json!({ "type": "ping" }))]
     }
 
-    fn step(&mut self, answer: &mut Answer, Step { parts, .. }: Step) -> Vec<Frame> {
-        let calls = parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count();
-        let mut call = answer.choices[0].message.calls.len() - calls;
+    fn step(&mut self, answer: &mut Answer, Step { parts, calls: mut call, .. }: Step) -> Vec<Frame> {
         let mut frames = Vec::new();
         for part in parts {
             match part {

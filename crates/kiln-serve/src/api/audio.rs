@@ -16,11 +16,21 @@ use kiln::{
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-use super::{Server, openai};
-use crate::{error::ApiError, fields as known, models::Served, worker::Turns};
+use super::{Server, body::in_time};
+use crate::{
+    error::ApiError,
+    fields as known,
+    models::{Models, Served},
+    worker::Turns,
+};
 
 /// Largest recording, in bytes.
 pub(super) const LARGEST_RECORDING: usize = 64 << 20;
+
+/// Most fields of a form beside the file, the bytes of one, and the characters of a name.
+const MOST_FIELDS: usize = 64;
+const LONGEST_TEXT: usize = 64 << 10;
+const LONGEST_NAME: usize = 200;
 
 /// Number of segments that a reader may be behind.
 const BEHIND: usize = 64;
@@ -50,7 +60,7 @@ enum Format {
 
 /// A request, as its form has it.
 #[derive(Default)]
-struct Form {
+struct Upload {
     /// The name and the contents of the file.
     file: Option<(String, Vec<u8>)>,
     fields: Map<String, Value>,
@@ -71,25 +81,34 @@ pub(super) async fn translate(
 }
 
 async fn answer(
-    models: Arc<crate::models::Models>,
+    models: Arc<Models>,
     task: Task,
     form: Result<Multipart, MultipartRejection>,
 ) -> Result<Response, ApiError> {
     let multipart = form.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let mut form = super::in_time(Form::read(multipart)).await?;
-    known::check(&mut form.fields, &[known::AUDIO])?;
-    let Some((name, bytes)) = form.file.take() else { return Err(ApiError::field("file", "is missing")) };
-    let Some(model) = form.text("model") else { return Err(ApiError::field("model", "is missing")) };
-    let format = form.format()?;
-    let streams = form.text("stream") == Some("true");
+    let mut upload = in_time(Upload::read(multipart)).await?;
+    known::check(&mut upload.fields, &[known::AUDIO])?;
+    let Some((name, bytes)) = upload.file.take() else { return Err(ApiError::field("file", "is missing")) };
+    let Some(model) = upload.text("model") else { return Err(ApiError::field("model", "is missing")) };
+    let format = upload.format()?;
+    let streams = match upload.text("stream") {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(ApiError::field("stream", "must be true or false")),
+    };
     let served = models.get(Some(model)).await?;
     let Some(transcriber) = &served.transcriber else {
         let why = format!("`{model}` takes text and no sound; ask for a Whisper model");
         return Err(ApiError::field("model", why));
     };
-    let transcriber = form.settings(transcriber.clone(), task)?;
+    let transcriber = upload.settings(transcriber.clone(), task)?;
     let (told, mut steps) = mpsc::channel(BEHIND);
-    let compute = move |turns: &Turns| transcribe_all(&transcriber, &name, bytes, turns, &told);
+    // A model is not unloaded while it transcribes, though the client may have left.
+    let own = served.clone();
+    let compute = move |turns: &Turns| {
+        transcribe_all(&transcriber, &name, bytes, turns, &told);
+        drop(own);
+    };
     served.worker.run(compute)?;
     if streams {
         return Ok(stream_of(steps));
@@ -102,34 +121,38 @@ async fn answer(
             Told::Failed(error) => return Err(error),
         }
     }
-    Ok(whole(&served, task, format, form.words()?, &segments, &ended))
+    Ok(whole(&served, task, format, upload.words()?, &segments, &ended))
 }
 
-impl Form {
+impl Upload {
     async fn read(mut multipart: Multipart) -> Result<Self, ApiError> {
         let wrong = |error: axum::extract::multipart::MultipartError| {
             ApiError::new(error.status(), format!("the form cannot be read: {}", error.body_text()))
         };
-        let mut form = Self::default();
+        let mut upload = Self::default();
         while let Some(field) = multipart.next_field().await.map_err(wrong)? {
             // Lists have brackets after their name.
-            let name = field.name().unwrap_or_default().to_owned();
+            let name = field.name().unwrap_or_default();
             let is_list = name.ends_with("[]");
-            let name = name.trim_end_matches("[]").to_owned();
+            let name: String = name.trim_end_matches("[]").chars().take(LONGEST_NAME).collect();
             if name == "file" {
-                let file = field.file_name().unwrap_or("the recording").to_owned();
-                form.file = Some((file, field.bytes().await.map_err(wrong)?.to_vec()));
+                let file = field.file_name().unwrap_or("the recording").chars().take(LONGEST_NAME).collect();
+                upload.file = Some((file, field.bytes().await.map_err(wrong)?.to_vec()));
                 continue;
             }
-            let text = Value::String(field.text().await.map_err(wrong)?);
-            let place = form.fields.entry(name.clone());
+            let text = field.text().await.map_err(wrong)?;
+            if text.len() > LONGEST_TEXT || upload.fields.len() >= MOST_FIELDS {
+                let why = format!("a form has {MOST_FIELDS} fields, each of {LONGEST_TEXT} bytes");
+                return Err(ApiError::field(&name, why));
+            }
+            let place = upload.fields.entry(name.clone());
             match place.or_insert_with(|| if is_list { json!([]) } else { Value::Null }) {
-                Value::Array(list) => list.push(text),
-                empty @ Value::Null => *empty = text,
-                _ => return Err(ApiError::field(&name, "is given twice")),
+                Value::Array(list) if list.len() < MOST_FIELDS => list.push(text.into()),
+                empty @ Value::Null => *empty = text.into(),
+                _ => return Err(ApiError::field(&name, "is given too often")),
             }
         }
-        Ok(form)
+        Ok(upload)
     }
 
     fn text(&self, name: &str) -> Option<&str> {
@@ -317,10 +340,7 @@ fn stream_of(steps: mpsc::Receiver<Told>) -> Response {
                 let done = json!({ "type": "transcript.text.done", "text": text.trim(), "usage": usage });
                 Some((event(done), (None, text)))
             }
-            Told::Failed(error) => {
-                let frame = openai::error(&error).remove(0);
-                Some((Event::default().data(frame.data), (None, text)))
-            }
+            Told::Failed(error) => Some((event(json!({ "error": error.object() })), (None, text))),
         }
     });
     Sse::new(futures_util::StreamExt::map(events, Ok::<_, Infallible>)).into_response()

@@ -152,9 +152,11 @@ impl Form for Chat {
         (0..answer.choices.len()).map(|index| chunk(answer, index, &delta, None)).collect()
     }
 
-    fn step(&mut self, answer: &mut Answer, Step { choice, parts, is_last }: Step) -> Vec<Frame> {
-        let calls = parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count();
-        let mut call = answer.choices[choice].message.calls.len() - calls;
+    fn step(
+        &mut self,
+        answer: &mut Answer,
+        Step { choice, parts, calls: mut call, is_last }: Step,
+    ) -> Vec<Frame> {
         let mut frames = Vec::new();
         for part in &parts {
             let delta = match part {

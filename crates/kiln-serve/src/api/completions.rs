@@ -148,7 +148,7 @@ impl Form for Text {
         told.map(|(index, start)| self.chunk(answer, index, start, None)).collect()
     }
 
-    fn step(&mut self, answer: &mut Answer, Step { choice, parts, is_last }: Step) -> Vec<Frame> {
+    fn step(&mut self, answer: &mut Answer, Step { choice, parts, is_last, .. }: Step) -> Vec<Frame> {
         let mut frames: Vec<_> = parts
             .iter()
             .filter_map(|part| match part {

@@ -1,21 +1,27 @@
 //! ollama's API: `/api/chat`, `/api/generate`, `/api/embed` and the models.
 
+mod embed;
+mod models;
+
 use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
     extract::State,
-    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use kiln::AnswerPart;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+pub(super) use self::{
+    embed::{embed, old_embed},
+    models::{forbidden, ps, show, tags, version},
+};
 use super::{
     Body, Server,
     answer::{Answer, Form, Frame, Step},
-    chat, completions, date, embeddings, fields, logprobs, now, parsed,
+    chat, completions, date, fields, logprobs, now, parsed,
     prompts::Prompt,
     settings::{OneOrMany, ResponseFormat, Settings},
     turn::Turn,
@@ -24,7 +30,7 @@ use crate::{
     error::{ApiError, ErrorForm},
     fields as known,
     guard::Key,
-    models::{Models, Served},
+    models::Models,
 };
 
 /// The settings that `/api/chat` and `/api/generate` share.
@@ -94,16 +100,6 @@ struct GenerateRequest {
     system: Option<String>,
     #[serde(default)]
     raw: bool,
-}
-
-#[derive(Debug, Deserialize)]
-struct EmbedRequest {
-    model: Option<String>,
-    input: Option<OneOrMany>,
-    prompt: Option<String>,
-    truncate: Option<bool>,
-    dimensions: Option<usize>,
-    keep_alive: Option<KeepAlive>,
 }
 
 pub(super) async fn chat(
@@ -426,149 +422,6 @@ impl Form for Ollama {
     fn error(&mut self, error: &ApiError) -> Vec<Frame> {
         vec![Frame::new(&error.body(ErrorForm::Ollama))]
     }
-}
-
-pub(super) async fn embed(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let request = embed_request(body, known::OLLAMA_EMBED).await?;
-    let inputs = match request.input {
-        None => return Err(ApiError::field("input", "is missing")),
-        Some(OneOrMany::One(text)) => vec![text],
-        Some(OneOrMany::Many(texts)) => texts,
-    };
-    let begun = std::time::Instant::now();
-    let cut = request.truncate.unwrap_or(true);
-    let (served, embeddings, tokens) =
-        vectors(&models, request.model, request.keep_alive, inputs, cut, request.dimensions).await?;
-    Ok(Json(json!({
-        "model": served.name,
-        "embeddings": embeddings,
-        "total_duration": u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        "load_duration": 0,
-        "prompt_eval_count": tokens,
-    })))
-}
-
-/// The older form of `/api/embed`, for one text.
-pub(super) async fn old_embed(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let request = embed_request(body, known::OLLAMA_EMBEDDINGS).await?;
-    let Some(prompt) = request.prompt else { return Err(ApiError::field("prompt", "is missing")) };
-    let (_, embeddings, _) =
-        vectors(&models, request.model, request.keep_alive, vec![prompt], true, None).await?;
-    Ok(Json(json!({ "embedding": embeddings.first() })))
-}
-
-async fn embed_request(body: Body, table: &[(&str, known::Use)]) -> Result<EmbedRequest, ApiError> {
-    let mut body: Map<String, Value> = parsed(body).await?;
-    known::check(&mut body, &[table])?;
-    fields(&body)
-}
-
-async fn vectors(
-    models: &Arc<Models>,
-    name: Option<String>,
-    time: Option<KeepAlive>,
-    texts: Vec<String>,
-    cut: bool,
-    dimensions: Option<usize>,
-) -> Result<(Arc<Served>, Vec<Vec<f32>>, usize), ApiError> {
-    let name = name.ok_or_else(|| ApiError::field("model", "is missing"))?;
-    keep(models, &name, time.as_ref())?;
-    let served = models.get(Some(&name)).await?;
-    let inputs = texts.into_iter().map(Prompt::Text).collect();
-    let (vectors, tokens) = embeddings::compute(&served, inputs, dimensions, cut).await?;
-    Ok((served, vectors, tokens))
-}
-
-pub(super) async fn tags(State(models): Server) -> Json<Value> {
-    let loaded = models.loaded();
-    let entry = |name: &str| {
-        let served = loaded.iter().find(|served| served.name == name);
-        let mut entry = json!({
-            "name": name,
-            "model": name,
-            "modified_at": date(models.created()),
-            "size": served.map_or(0, |served| served.model.weight_bytes()),
-            "digest": served.map_or("", |served| served.model.fingerprint().unwrap_or_default()),
-        });
-        entry["details"] = details(served.map(Arc::as_ref));
-        entry
-    };
-    Json(json!({ "models": models.names().map(entry).collect::<Vec<_>>() }))
-}
-
-/// The models that are loaded.
-pub(super) async fn ps(State(models): Server) -> Json<Value> {
-    let entry = |served: &Arc<Served>| {
-        let bytes = served.model.weight_bytes();
-        let mut entry = json!({
-            "name": served.name,
-            "model": served.name,
-            "size": bytes,
-            "size_vram": bytes - served.model.host_weight_bytes().min(bytes),
-            "digest": served.model.fingerprint().unwrap_or_default(),
-            "context_length": served.model.sizes().positions,
-        });
-        if let Some(time) = models.expires(&served.name) {
-            entry["expires_at"] = json!(date(now() + time.as_secs()));
-        }
-        entry["details"] = details(Some(served));
-        entry
-    };
-    Json(json!({ "models": models.loaded().iter().map(entry).collect::<Vec<_>>() }))
-}
-
-fn details(served: Option<&Served>) -> Value {
-    let parameters = served.map(|served| format!("{:.1}B", served.model.parameters() as f64 / 1e9));
-    json!({ "format": "kiln", "parameter_size": parameters.unwrap_or_default() })
-}
-
-#[derive(Debug, Deserialize)]
-struct Show {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-pub(super) async fn show(State(models): Server, body: Body) -> Result<Json<Value>, ApiError> {
-    let mut body: Map<String, Value> = parsed(body).await?;
-    known::check(&mut body, &[known::OLLAMA_SHOW])?;
-    let Show { model, name } = fields(&body)?;
-    let name = model.or(name).ok_or_else(|| ApiError::field("model", "is missing"))?;
-    let served = models.get(Some(&name)).await?;
-    let model = &served.model;
-    let template = served.template.clone().or_else(|| model.chat_templates().choose(true).ok());
-    let mut capabilities = Vec::new();
-    if model.causal().check_generative().is_ok() {
-        capabilities.push("completion");
-    }
-    if template.as_ref().is_some_and(|template| template.reads("tools")) {
-        capabilities.push("tools");
-    }
-    if template.as_ref().is_some_and(|template| kiln::AnswerFormat::of(template).has_reasoning()) {
-        capabilities.push("thinking");
-    }
-    if served.pooling.is_some() || model.embedding_config().is_ok() {
-        capabilities.push("embedding");
-    }
-    Ok(Json(json!({
-        "modified_at": date(models.created()),
-        "details": details(Some(&served)),
-        "template": template.as_ref().map_or("", kiln::ChatTemplate::source),
-        "model_info": {
-            "general.parameter_count": model.parameters(),
-            "general.context_length": model.sizes().positions,
-        },
-        "capabilities": capabilities,
-    })))
-}
-
-pub(super) async fn version() -> Json<Value> {
-    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
-}
-
-/// Models are chosen by whoever starts the server.
-pub(super) async fn forbidden() -> ApiError {
-    let message = "models are given when the server starts (`kiln serve --model`), not over the network";
-    ApiError::new(StatusCode::FORBIDDEN, message)
 }
 
 #[cfg(test)]

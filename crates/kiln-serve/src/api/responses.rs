@@ -1,32 +1,24 @@
-//! `/v1/responses`, and the responses that are kept for the next one.
+//! `/v1/responses`
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
-};
+mod form;
+mod stored;
 
-use axum::{
-    Extension, Json,
-    extract::{Path, State},
-    http::StatusCode,
-    response::Response,
-};
-use kiln::AnswerPart;
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{Extension, extract::State, response::Response};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 
+use self::form::Responses;
+pub(super) use self::stored::{Stored, delete, get};
 use super::{
     Body, Server,
-    answer::{Answer, Form, Frame, Step},
-    chat, fields, logprobs, parsed,
+    answer::Answer,
+    chat, fields, parsed,
     settings::{ResponseFormat, Settings},
     turn::Turn,
 };
 use crate::{error::ApiError, fields as known, guard::Key};
-
-/// Most responses that are kept, and their bytes. The oldest are dropped.
-const MOST_STORED: usize = 1000;
-const STORED_BYTES: usize = 64 << 20;
 
 /// Parts of a response that a request may ask for.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -103,70 +95,6 @@ struct Reasoning {
     _generate_summary: IgnoredAny,
 }
 
-/// The responses that are kept for later ones, the oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Stored(Mutex<VecDeque<Kept>>);
-
-#[derive(Debug)]
-struct Kept {
-    key: Key,
-    response: Value,
-    /// The conversation with the answer, as messages of a chat.
-    messages: Vec<Value>,
-    bytes: usize,
-}
-
-impl Stored {
-    fn all(&self) -> std::sync::MutexGuard<'_, VecDeque<Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn keep(&self, key: Key, response: Value, messages: Vec<Value>) {
-        let text = |value: &Value| value.to_string().len();
-        let bytes = text(&response) + messages.iter().map(text).sum::<usize>();
-        let mut all = self.all();
-        all.push_back(Kept { key, response, messages, bytes });
-        let mut held: usize = all.iter().map(|kept| kept.bytes).sum();
-        while all.len() > MOST_STORED || held > STORED_BYTES {
-            held -= all.pop_front().map_or(0, |kept| kept.bytes);
-        }
-    }
-
-    /// A part of the response with this name, unless it is another user's.
-    fn find<T>(&self, key: Key, id: &str, part: impl FnOnce(&Kept) -> T) -> Result<T, ApiError> {
-        let all = self.all();
-        let kept = all.iter().find(|kept| kept.key == key && kept.response["id"] == id);
-        kept.map(part).ok_or_else(|| unknown(id))
-    }
-}
-
-fn unknown(id: &str) -> ApiError {
-    let message = format!("there is no response `{id}`: it was not stored, or others took its place");
-    ApiError {
-        code: Some("response_not_found"),
-        param: Some("previous_response_id".to_owned()),
-        ..ApiError::new(StatusCode::NOT_FOUND, message)
-    }
-}
-
-pub(super) async fn get(
-    Extension(stored): Extension<Arc<Stored>>,
-    Extension(key): Extension<Key>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    stored.find(key, &id, |kept| kept.response.clone()).map(Json)
-}
-
-pub(super) async fn delete(
-    Extension(stored): Extension<Arc<Stored>>,
-    Extension(key): Extension<Key>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    stored.find(key, &id, |_| ())?;
-    stored.all().retain(|kept| !(kept.key == key && kept.response["id"] == id));
-    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
-}
-
 pub(super) async fn create(
     State(models): Server,
     Extension(stored): Extension<Arc<Stored>>,
@@ -211,8 +139,7 @@ pub(super) async fn create(
     let store = request.store.unwrap_or(true).then_some((stored, key, messages));
     let answer = turn.begin(served, choices).await?;
     let streams = request.stream;
-    let form =
-        Responses { shell: request.shell(&answer, &body), store, items: Vec::new(), open: None, sent: 0 };
+    let form = Responses::new(request.shell(&answer, &body), store);
     answer.respond(form, streams).await
 }
 
@@ -364,250 +291,4 @@ fn add(messages: &mut Vec<Value>, at: usize, item: &Map<String, Value>) -> Resul
         Some(kind) => return wrong(".type", &format!("`{kind}` is not read here")),
     }
     Ok(())
-}
-
-/// The form of responses.
-struct Responses {
-    /// The response without its output.
-    shell: Value,
-    /// Whether and for whom it is kept, with the conversation so far.
-    store: Option<(Arc<Stored>, Key, Vec<Value>)>,
-    /// The items of the output that are whole.
-    items: Vec<Value>,
-    /// The item that a stream is in, and its text.
-    open: Option<(Kind, String)>,
-    /// Number of events.
-    sent: usize,
-}
-
-/// The kind of an item with a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Message,
-    Reasoning,
-}
-
-impl Kind {
-    /// The names of events: the prefix, and that of its text.
-    fn events(self) -> [&'static str; 2] {
-        match self {
-            Self::Message => ["response.output_text.delta", "response.output_text.done"],
-            Self::Reasoning => ["response.reasoning_text.delta", "response.reasoning_text.done"],
-        }
-    }
-
-    fn part(self, text: &str) -> Value {
-        match self {
-            Self::Message => {
-                json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
-            }
-            Self::Reasoning => json!({ "type": "reasoning_text", "text": text }),
-        }
-    }
-
-    /// The item. Without a text, it begins.
-    fn item(self, id: &str, text: Option<&str>) -> Value {
-        let status = if text.is_some() { "completed" } else { "in_progress" };
-        let content: Vec<Value> = text.map(|text| self.part(text)).into_iter().collect();
-        match self {
-            Self::Message => json!({
-                "id": id, "type": "message", "role": "assistant", "status": status, "content": content,
-            }),
-            Self::Reasoning => json!({
-                "id": id, "type": "reasoning", "summary": [], "status": status, "content": content,
-            }),
-        }
-    }
-}
-
-impl Responses {
-    /// The identity of the next item.
-    fn id(&self, answer: &Answer, kind: &str) -> String {
-        format!("{kind}_{}_{}", answer.number, self.items.len())
-    }
-
-    fn text_id(&self, answer: &Answer, kind: Kind) -> String {
-        self.id(answer, if kind == Kind::Message { "msg" } else { "rs" })
-    }
-
-    fn event(&mut self, frames: &mut Vec<Frame>, name: &'static str, mut event: Value) {
-        event["type"] = json!(name);
-        event["sequence_number"] = json!(self.sent);
-        self.sent += 1;
-        frames.push(Frame::named(name, &event));
-    }
-
-    /// Ends the item with a text, unless the next part is of the same kind.
-    fn close(&mut self, frames: &mut Vec<Frame>, answer: &Answer, next: Option<Kind>) {
-        let Some((kind, text)) = self.open.take_if(|(kind, _)| Some(*kind) != next) else { return };
-        let (id, index) = (self.text_id(answer, kind), self.items.len());
-        let place = || json!({ "item_id": id, "output_index": index, "content_index": 0 });
-        let mut done = place();
-        done["text"] = json!(text);
-        if kind == Kind::Message {
-            done["logprobs"] = json!([]);
-        }
-        self.event(frames, kind.events()[1], done);
-        let mut part = place();
-        part["part"] = kind.part(&text);
-        self.event(frames, "response.content_part.done", part);
-        let item = kind.item(&id, Some(&text));
-        let done = json!({ "output_index": index, "item": item });
-        self.event(frames, "response.output_item.done", done);
-        self.items.push(item);
-    }
-
-    fn text(&mut self, frames: &mut Vec<Frame>, answer: &mut Answer, kind: Kind, text: &str) {
-        self.close(frames, answer, Some(kind));
-        let (id, index) = (self.text_id(answer, kind), self.items.len());
-        let place = || json!({ "item_id": id, "output_index": index, "content_index": 0 });
-        if self.open.is_none() {
-            let added = json!({ "output_index": index, "item": kind.item(&id, None) });
-            self.event(frames, "response.output_item.added", added);
-            let mut part = place();
-            part["part"] = kind.part("");
-            self.event(frames, "response.content_part.added", part);
-            self.open = Some((kind, String::new()));
-        }
-        let mut delta = place();
-        delta["delta"] = json!(text);
-        if kind == Kind::Message {
-            let tokens = answer.take_tokens(0);
-            delta["logprobs"] = logprobs::of_chat(&answer.served.model, &tokens);
-        }
-        self.event(frames, kind.events()[0], delta);
-        if let Some((_, all)) = &mut self.open {
-            all.push_str(text);
-        }
-    }
-
-    fn call_item(&self, answer: &Answer, call: usize, is_whole: bool) -> Value {
-        let own = &answer.choices[0].message.calls[call];
-        json!({
-            "id": self.id(answer, "fc"),
-            "type": "function_call",
-            "call_id": answer.call_id(0, call),
-            "name": own.name,
-            "arguments": if is_whole { own.arguments.as_str() } else { "" },
-            "status": if is_whole { "completed" } else { "in_progress" },
-        })
-    }
-
-    fn call(&mut self, frames: &mut Vec<Frame>, answer: &Answer, call: usize) {
-        self.close(frames, answer, None);
-        let (id, index) = (self.id(answer, "fc"), self.items.len());
-        let arguments = &answer.choices[0].message.calls[call].arguments;
-        let begun = self.call_item(answer, call, false);
-        self.event(frames, "response.output_item.added", json!({ "output_index": index, "item": begun }));
-        let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
-        self.event(frames, "response.function_call_arguments.delta", delta);
-        let name = &answer.choices[0].message.calls[call].name;
-        let done = json!({ "item_id": id, "output_index": index, "arguments": arguments, "name": name });
-        self.event(frames, "response.function_call_arguments.done", done);
-        let item = self.call_item(answer, call, true);
-        self.event(frames, "response.output_item.done", json!({ "output_index": index, "item": item }));
-        self.items.push(item);
-    }
-
-    /// The response with its output, which is kept if it is to be.
-    fn response(&mut self, answer: &Answer) -> Value {
-        let usage = &answer.usage;
-        let is_cut = answer.finish_reason(0) == Some("length");
-        let mut response = self.shell.clone();
-        response["status"] = json!(if is_cut { "incomplete" } else { "completed" });
-        if is_cut {
-            response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
-        }
-        response["output"] = json!(self.items);
-        response["completed_at"] = json!(super::now());
-        response["usage"] = json!({
-            "input_tokens": usage.prompt,
-            "input_tokens_details": { "cached_tokens": usage.cached, "cache_write_tokens": 0 },
-            "output_tokens": usage.generated,
-            "output_tokens_details": { "reasoning_tokens": usage.reasoning },
-            "total_tokens": usage.prompt + usage.generated,
-        });
-        if let Some((stored, key, mut messages)) = self.store.take() {
-            for item in &self.items {
-                if let Value::Object(item) = item {
-                    // Each is of a kind that is read.
-                    _ = add(&mut messages, 0, item);
-                }
-            }
-            stored.keep(key, response.clone(), messages);
-        }
-        response
-    }
-}
-
-impl Form for Responses {
-    fn whole(mut self, mut answer: Answer) -> Value {
-        let logprobs = match answer.logprobs {
-            true => {
-                let tokens = answer.take_tokens(0);
-                logprobs::of_chat(&answer.served.model, &tokens)
-            }
-            false => json!([]),
-        };
-        let message = &answer.choices[0].message;
-        if !message.reasoning.is_empty() {
-            let id = self.text_id(&answer, Kind::Reasoning);
-            self.items.push(Kind::Reasoning.item(&id, Some(&message.reasoning)));
-        }
-        if !message.content.is_empty() || message.calls.is_empty() {
-            let id = self.text_id(&answer, Kind::Message);
-            let mut item = Kind::Message.item(&id, Some(&message.content));
-            item["content"][0]["logprobs"] = logprobs;
-            self.items.push(item);
-        }
-        for call in 0..answer.choices[0].message.calls.len() {
-            self.items.push(self.call_item(&answer, call, true));
-        }
-        self.response(&answer)
-    }
-
-    fn begin(&mut self, _: &mut Answer) -> Vec<Frame> {
-        let mut frames = Vec::new();
-        for name in ["response.created", "response.in_progress"] {
-            self.event(&mut frames, name, json!({ "response": self.shell }));
-        }
-        frames
-    }
-
-    fn step(&mut self, answer: &mut Answer, Step { parts, .. }: Step) -> Vec<Frame> {
-        let calls = parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count();
-        let mut call = answer.choices[0].message.calls.len() - calls;
-        let mut frames = Vec::new();
-        for part in parts {
-            match part {
-                AnswerPart::Content(text) => self.text(&mut frames, answer, Kind::Message, &text),
-                AnswerPart::Reasoning(text) => self.text(&mut frames, answer, Kind::Reasoning, &text),
-                AnswerPart::Call(_) => {
-                    self.call(&mut frames, answer, call);
-                    call += 1;
-                }
-                _ => {}
-            }
-        }
-        frames
-    }
-
-    fn end(&mut self, answer: &mut Answer) -> Vec<Frame> {
-        let mut frames = Vec::new();
-        self.close(&mut frames, answer, None);
-        let response = self.response(answer);
-        let name = match response["status"] == "completed" {
-            true => "response.completed",
-            false => "response.incomplete",
-        };
-        self.event(&mut frames, name, json!({ "response": response }));
-        frames
-    }
-
-    fn error(&mut self, error: &ApiError) -> Vec<Frame> {
-        let mut frames = Vec::new();
-        let event = json!({ "code": error.code, "message": error.message, "param": error.param });
-        self.event(&mut frames, "error", event);
-        frames
-    }
 }
