@@ -7,6 +7,11 @@ use kiln::{DtypeChoice, Mixture, device::DeviceName, expert::kernels::Choice};
 
 use crate::parse;
 
+/// Names of [`PlaceArgs`], which a command that asks a server refuses. That of the device is not among them,
+/// because the environment may set it.
+pub(crate) const OPTIONS: [&str; 8] =
+    ["dtype", "kernels", "exact", "quant", "memory", "offload_experts", "lora", "threads"];
+
 /// The device on which a model runs, and its number types.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArgs {

@@ -4,11 +4,23 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::{memory, place::PlaceArgs};
+use crate::{
+    memory,
+    place::{OPTIONS, PlaceArgs},
+};
 
 /// Options that a server has no use for.
-const OF_STEPS: [&str; 8] =
-    ["random", "depth", "snapshot", "num_beams", "temperature", "repetitions", "against", "compile"];
+const OF_STEPS: [&str; 9] = [
+    "random",
+    "depth",
+    "snapshot",
+    "num_beams",
+    "temperature",
+    "repetitions",
+    "against",
+    "compile",
+    "no_compile",
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -60,7 +72,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with_all = OF_STEPS)]
     pub(super) serve: bool,
     /// Measure this server, which speaks OpenAI's API; --model is then the name of one of its models
-    #[arg(long, requires = "serve", value_name = "URL")]
+    #[arg(long, requires = "serve", value_name = "URL", conflicts_with = "cache", conflicts_with_all = OPTIONS)]
     pub(super) url: Option<String>,
     /// Key for --url
     #[arg(long, env = "KILN_API_KEY", hide_env_values = true, value_name = "KEY")]

@@ -18,9 +18,9 @@ use serde_json::{Map, Value, json};
 
 use super::{BenchArgs, BenchOutput, print};
 use crate::{
+    client::{Client, Delta, Usage},
     load,
     output::{Result, say},
-    server::{Delta, Server, Usage},
 };
 
 /// Words of prompts.
@@ -88,8 +88,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         (url, _) => url.clone().unwrap_or_default(),
     };
     let model = args.model.as_ref().filter(|_| own.is_none()).map(|name| name.display().to_string());
-    let server = Server::find(&url, args.api_key.clone(), model)?;
-    let load = Load { server: &server, words, generate, number: AtomicUsize::new(0) };
+    let client = Client::find(&url, args.api_key.clone(), model)?;
+    let load = Load { client: &client, words, generate, number: AtomicUsize::new(0) };
     // Kernels are compiled, and are not counted.
     load.of(1, 1)?;
     let mut results: Vec<Measured> = Vec::new();
@@ -102,7 +102,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let report = Report {
         tool: "kiln",
         version: env!("CARGO_PKG_VERSION"),
-        model: server.model.clone(),
+        model: client.model.clone(),
         url: args.url.clone().unwrap_or_else(|| "own".to_owned()),
         prompt_words: words,
         generate,
@@ -141,7 +141,7 @@ fn own(args: &BenchArgs) -> Result<Own> {
 
 /// The requests of a measurement.
 struct Load<'a> {
-    server: &'a Server,
+    client: &'a Client,
     words: usize,
     generate: usize,
     /// Number of prompts so far. No two begin alike, so that none is reused.
@@ -192,7 +192,7 @@ impl Load<'_> {
         let body: Map<String, Value> = serde_json::from_value(body).unwrap_or_default();
         let (begun, mut last, mut times) = (Instant::now(), None, Times::default());
         let milliseconds = |time: Duration| 1000.0 * time.as_secs_f64();
-        for delta in self.server.stream("completions", body)? {
+        for delta in self.client.stream("completions", body)? {
             match delta? {
                 Delta::Text(_) => {
                     let now = Instant::now();

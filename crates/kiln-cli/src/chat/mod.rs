@@ -11,7 +11,7 @@ use kiln::{Conversation, Error, expert::files};
 use crate::{
     memory::CacheArgs,
     output::{Failure, Result, note, plain, say},
-    place::PlaceArgs,
+    place::{OPTIONS, PlaceArgs},
     settings::SamplingArgs,
 };
 
@@ -33,7 +33,7 @@ pub(crate) struct ChatArgs {
     /// Chat with a server that speaks OpenAI's API, such as http://127.0.0.1:8080, instead of a model here
     ///
     /// --model is then the name of a model of the server [default: its first]. The server has the cache.
-    #[arg(long, value_name = "URL", conflicts_with_all = OF_MODELS)]
+    #[arg(long, value_name = "URL", conflicts_with_all = OF_MODELS, conflicts_with_all = OPTIONS)]
     url: Option<String>,
     /// Key for --url
     #[arg(long, env = "KILN_API_KEY", hide_env_values = true, value_name = "KEY")]
@@ -56,24 +56,19 @@ pub(crate) struct ChatArgs {
     sampling: SamplingArgs,
 }
 
-/// Options of a model in this process.
-const OF_MODELS: [&str; 16] = [
+/// Options of chats that are a server's own.
+const OF_MODELS: [&str; 11] = [
     "template",
     "prefill_chunk",
-    "dtype",
-    "exact",
-    "quant",
-    "memory",
-    "offload_experts",
-    "lora",
-    "threads",
     "cache",
     "cache_windowed",
     "compat",
     "offload",
+    "on_oom",
     "compile",
     "no_compile",
     "regex",
+    "grammar",
 ];
 
 pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {

@@ -7,15 +7,15 @@ use serde_json::{Map, Value, json};
 
 use super::{ChatArgs, Partner};
 use crate::{
+    client::{Client, Delta, Usage},
     interrupt::Interruptible,
     output::{Result, note, print},
-    server::{Delta, Server, Usage},
     settings::wanted,
 };
 
 /// A model of a server.
 pub(super) struct Remote {
-    server: Server,
+    client: Client,
     conversation: Conversation,
     /// The settings of each request.
     settings: Map<String, Value>,
@@ -37,12 +37,12 @@ impl Remote {
     pub(super) fn open(args: &ChatArgs, url: &str, watched: bool) -> Result<Self> {
         let settings = settings(args)?;
         let model = args.model.as_ref().map(|name| name.to_string_lossy().into_owned());
-        let server = Server::find(url, args.api_key.clone(), model)?;
+        let client = Client::find(url, args.api_key.clone(), model)?;
         if watched {
-            let (model, url) = (&server.model, &server.url);
+            let (model, url) = (&client.model, &client.url);
             note(format_args!("{model} at {url}. /help lists what can be typed beside messages."));
         }
-        Ok(Self { server, conversation: Conversation::default(), settings, latest: None, watched })
+        Ok(Self { client, conversation: Conversation::default(), settings, latest: None, watched })
     }
 }
 
@@ -120,7 +120,7 @@ impl Partner for Remote {
         let printing = Interruptible::begin();
         let mut answer = String::new();
         let (mut usage, mut reason, mut stopped) = (Usage::default(), String::new(), false);
-        for delta in self.server.chat(body)? {
+        for delta in self.client.chat(body)? {
             match delta? {
                 Delta::Text(piece) => {
                     first.get_or_insert_with(|| begun.elapsed());
@@ -170,6 +170,6 @@ impl Partner for Remote {
     }
 
     fn cache(&self) -> String {
-        format!("cache    is at {}", self.server.url)
+        format!("cache    is at {}", self.client.url)
     }
 }

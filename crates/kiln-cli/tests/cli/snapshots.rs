@@ -141,6 +141,9 @@ const REFUSED: &str = "
     chat --url http://127.0.0.1:9
     chat --url http://127.0.0.1:9 --num-beams 2
     chat --url http://127.0.0.1:9 --cache sink
+    chat --url http://127.0.0.1:9 --grammar file
+    chat --url http://127.0.0.1:9 --on-oom fail
+    chat --url http://127.0.0.1:9 --quant q8_0
     /nothing | chat
     /save | chat
     /load /nowhere | chat
@@ -173,6 +176,7 @@ const REFUSED: &str = "
     bench --serve -n 0
     bench --serve -n 1,2
     bench --serve --url http://127.0.0.1:9
+    bench --serve --url http://127.0.0.1:9 --cache sink
     bench -o xml
     probe --cache none
     probe --plot /nowhere/loss.svg

@@ -1,4 +1,4 @@
-//! A server that speaks OpenAI's API, as its client.
+//! A client of servers that speak OpenAI's API.
 
 use std::{
     io::{BufRead, BufReader},
@@ -20,8 +20,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// Longest answer that is no stream, in bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// A server and one of its models.
-pub(crate) struct Server {
+/// A client of one model of a server.
+pub(crate) struct Client {
     agent: Agent,
     /// The address, with `/v1`.
     pub(crate) url: String,
@@ -51,7 +51,7 @@ fn wrong(why: impl Into<String>) -> Error {
     Error::Setting { name: "--url", why: why.into() }
 }
 
-impl Server {
+impl Client {
     /// Asks a server for its models. `model`: the name of one; `None`: the first.
     ///
     /// # Errors
@@ -65,11 +65,11 @@ impl Server {
         let url = if url.ends_with("/v1") { url.to_owned() } else { format!("{url}/v1") };
         let config =
             Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIME)).build();
-        let mut server = Self { agent: config.new_agent(), url, key, model: String::new() };
-        let list = server.json(server.get("models")?)?;
+        let mut client = Self { agent: config.new_agent(), url, key, model: String::new() };
+        let list = client.json(client.get("models")?)?;
         let names: Vec<&str> =
             list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
-        server.model = match model {
+        client.model = match model {
             Some(model) if names.contains(&model.as_str()) => model,
             Some(model) => {
                 let known = names.iter().map(|name| (*name).to_owned()).collect();
@@ -77,7 +77,7 @@ impl Server {
             }
             None => names.first().ok_or_else(|| wrong("has a server without models"))?.to_string(),
         };
-        Ok(server)
+        Ok(client)
     }
 
     /// Streams the answer to a conversation.
