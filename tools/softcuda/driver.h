@@ -36,6 +36,8 @@ struct Event {
 extern std::recursive_mutex everything;
 /// The stream that records, if there is one.
 extern Stream* capturing;
+/// Whether this thread asked for calls that are otherwise not allowed while a stream records.
+extern thread_local bool relaxed;
 
 /// Whether this thread has a context, as all calls need but those about devices.
 Result in_context();

@@ -34,7 +34,8 @@ API cuStreamDestroy_v2(Stream* stream) {
 API cuStreamSynchronize(Stream* stream) {
     std::lock_guard lock(everything);
     if (Result error = in_context()) return error;
-    return of(stream)->capturing ? while_capturing() : SUCCESS;
+    // No mode allows this.
+    return of(stream)->capturing ? (capturing->invalidated = true, CAPTURE_UNSUPPORTED) : SUCCESS;
 }
 API cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     std::lock_guard lock(everything);
@@ -73,6 +74,14 @@ API cuStreamBeginCapture_v2(Stream* stream, int) {
     stream->capturing = true, stream->invalidated = false, stream->thread = std::this_thread::get_id();
     stream->recorded.clear();
     return SUCCESS;
+}
+API cuThreadExchangeStreamCaptureMode(int* mode) {
+    // This thread's own captures, and those of others, are of the first mode: the second is as strict here.
+    constexpr int GLOBAL = 0, RELAXED = 2;
+    if (*mode < GLOBAL || *mode > RELAXED) return INVALID_VALUE;
+    const int before = relaxed ? RELAXED : GLOBAL;
+    relaxed = *mode == RELAXED;
+    return *mode = before, SUCCESS;
 }
 API cuStreamIsCapturing(Stream* stream, int* status) {
     stream = of(stream);

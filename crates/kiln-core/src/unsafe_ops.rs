@@ -17,6 +17,24 @@ pub fn can_load(name: &str) -> bool {
     unsafe { libloading::Library::new(name) }.is_ok()
 }
 
+/// Lets the calling thread load kernels and allocate memory while launches are recorded, which CUDA otherwise
+/// refuses.
+///
+/// Trusts that the thread is cubecl's for a device, which keeps what it loads and allocates as long as the
+/// graph exists.
+///
+/// # Errors
+/// The driver's error.
+#[cfg(feature = "cuda")]
+pub fn load_kernels_while_recording() -> Result<()> {
+    use cudarc::driver::sys::{CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
+
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the function only exchanges a setting of this thread with `mode`.
+    let status = unsafe { cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    status.result().map_err(crate::Error::of_device)
+}
+
 /// Returns the size in bytes of each memory heap of an adapter, and whether the heap is device-local; empty
 /// if the adapter is not a Vulkan one.
 ///

@@ -4,6 +4,7 @@ mod attention;
 mod in_place;
 mod invariance;
 mod product;
+mod recordings;
 mod sample;
 mod shaders;
 mod words;

@@ -56,6 +56,12 @@ pub(super) fn open(index: usize) -> Result<Opened> {
     }
     let device = Device::cuda(index);
     DeviceState::of(&device).copies_beside_work();
+    // Whether Burn computes in place depends on how far the device is, so a recorded step can need a kernel
+    // that the steps before it did not. If it cannot be loaded, cubecl gives up all that the kernel reads,
+    // the weights included.
+    let client = cubecl::Device::Cuda(CudaDevice::new(index)).client();
+    let relaxed = client.exclusive(unsafe_ops::load_kernels_while_recording);
+    relaxed.map_err(|e| unavailable(name, format!("{e:?}")))??;
     Ok(Opened { device, info })
 }
 
