@@ -120,6 +120,18 @@ struct Job<T> {
     attempts: usize,
     /// The generation's own answer to memory that runs out, kept while other generations could make room.
     oom_policy: Option<Arc<dyn crate::OomPolicy>>,
+    prefix: Prefix,
+}
+
+/// Whether a generation begins with the cache of an earlier prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prefix {
+    /// If there is one.
+    Allowed,
+    /// The prompt is computed after one.
+    Used,
+    /// Not any more: the prompt is computed, or there was too little memory for it.
+    Past,
 }
 
 /// A generation in passes of its own.
@@ -213,7 +225,16 @@ impl<T: Generating> Engine<T> {
         let rows = generation.fed_rows();
         let active: Vec<u64> = self.users().collect();
         self.shares.enter(share.user, &active);
-        self.waiting.push_back(Job { id, share, own, rows, lost: None, attempts: 0, oom_policy: None });
+        self.waiting.push_back(Job {
+            id,
+            share,
+            own,
+            rows,
+            lost: None,
+            attempts: 0,
+            oom_policy: None,
+            prefix: Prefix::Allowed,
+        });
         Ok(id)
     }
 
@@ -323,8 +344,14 @@ impl<T: Generating> Engine<T> {
                 if let (Some(prefixes), Turn::Between(job)) = (&mut self.prefixes, &mut apart.turn)
                     && apart.starts
                     && job.lost.is_none()
+                    && job.prefix == Prefix::Allowed
+                    && prefixes.begin(job.own.generation())
                 {
-                    prefixes.begin(job.own.generation());
+                    job.prefix = Prefix::Used;
+                    // Such a cache grows, and takes more memory than one that begins at its full size. Where
+                    // there is too little, the prompt is computed from its first token, as it is alone.
+                    let policy = job.own.generation().runner.oom_policy_mut();
+                    job.oom_policy = policy.take().or(job.oom_policy.take());
                 }
                 if let Poll::Ready((job, step)) = apart.poll(context) {
                     ready.push((at, job, step));
@@ -347,6 +374,8 @@ impl<T: Generating> Engine<T> {
         if let Some(prefixes) = &mut self.prefixes {
             prefixes.store(job.own.generation());
         }
+        let begins_anew = step.is_err() && job.prefix == Prefix::Used && job.lost.is_none();
+        job.prefix = if job.prefix == Prefix::Used { Prefix::Past } else { job.prefix };
         match step {
             Ok(None) => self.go_on(job),
             Ok(Some(step)) => match job.take(step, &mut self.events) {
@@ -354,6 +383,13 @@ impl<T: Generating> Engine<T> {
                 Ok(false) => self.go_on(job),
                 Err(error) => self.fail(job, error),
             },
+            Err(error) if is_of_memory(&error) && begins_anew => {
+                if self.running_rows() > 0 {
+                    self.too_many = self.too_many.min(self.running_rows() + job.rows);
+                }
+                job.own.generation().begin_anew();
+                self.wait(job);
+            }
             // Others can make room, or it has not yet done by itself what it can.
             Err(error) if is_of_memory(&error) && (self.running_rows() > 0 || job.oom_policy.is_some()) => {
                 self.too_many = self.too_many.min(self.running_rows() + job.rows);
@@ -432,6 +468,10 @@ impl<T: Generating> Engine<T> {
     fn wait_again(&mut self, mut job: Job<T>, error: Error) {
         job.own.generation().runner.give_up_cache();
         job.lost = Some(error);
+        self.wait(job);
+    }
+
+    fn wait(&mut self, job: Job<T>) {
         let at = self.waiting.partition_point(|other| other.id < job.id);
         self.waiting.insert(at, job);
     }

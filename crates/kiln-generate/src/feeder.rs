@@ -288,7 +288,8 @@ impl<'a> Feeder<'a> {
                         self.cache.reserve(self.reaches);
                         (self.unseen, left) = (None, Remaining::new(batch, all));
                     }
-                    let may_shrink = self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
+                    let may_shrink =
+                        !at_once && self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
                     match error {
                         Error::OutOfMemory { .. } if may_shrink => chunk = (n / 2).max(SMALLEST_CHUNK),
                         error => {

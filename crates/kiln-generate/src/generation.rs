@@ -384,6 +384,17 @@ impl Generation<'_> {
         true
     }
 
+    /// Forgets the cache and its beginning, before any token was chosen: the prompt is fed from its first
+    /// token.
+    pub(crate) fn begin_anew(&mut self) {
+        self.runner.give_up_cache();
+        self.runner.feed_prompt(&self.rows);
+        // The error that led here is answered.
+        self.over = false;
+        let stats = &mut self.recorder.stats;
+        (stats.prompt_tokens, stats.reused) = (stats.prompt_tokens + stats.reused, 0);
+    }
+
     /// Copies the cache whenever it holds one of these numbers of tokens of the prompt.
     pub(crate) fn keep_beginnings(&mut self, tokens: Vec<usize>) {
         self.runner.feeder.keeps = tokens;

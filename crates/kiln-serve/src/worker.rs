@@ -2,7 +2,7 @@
 //! happened.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -49,7 +49,7 @@ pub(crate) struct End {
 pub(crate) type Events = mpsc::Receiver<(usize, Told)>;
 
 /// Makes the text of a request.
-pub(crate) type Make = Box<dyn FnOnce(&Model) -> Result<GeneratedText<'static>> + Send>;
+pub(crate) type Make = Box<dyn Fn(&Model) -> Result<GeneratedText<'static>> + Send>;
 
 /// A computation between two turns of the engine. It takes its own turn among the models.
 type Compute = Box<dyn FnOnce(&Model, &Turns) + Send>;
@@ -255,16 +255,29 @@ fn turns(
     metrics: &ModelMetrics,
     turns_of_all: &Turns,
 ) {
+    // Those that others left no memory for.
+    let mut deferred = VecDeque::new();
+    let mut before = 0;
     loop {
-        if engine.is_idle() {
+        if engine.is_idle() && deferred.is_empty() {
             match queued.recv() {
-                Ok(work) => take(work, model, &mut engine, readers, turns_of_all),
+                Ok(work) => take(work, model, &mut engine, readers, &mut deferred, turns_of_all),
                 Err(_) => return,
             }
         }
         while let Ok(work) = queued.try_recv() {
-            take(work, model, &mut engine, readers, turns_of_all);
+            take(work, model, &mut engine, readers, &mut deferred, turns_of_all);
         }
+        if readers.len() < before || engine.is_idle() {
+            let _turn = turns_of_all.blocking_lock();
+            while let Some(job) = deferred.pop_front() {
+                if let Some(job) = begin(job, model, &mut engine, readers) {
+                    deferred.push_front(job);
+                    break;
+                }
+            }
+        }
+        before = readers.len();
         let _turn = turns_of_all.blocking_lock();
         let gone: Vec<_> =
             readers.iter().filter(|(_, running)| running.reader.is_closed()).map(|(id, _)| *id).collect();
@@ -272,21 +285,28 @@ fn turns(
             readers.remove(&id);
             engine.cancel(id);
         }
-        observe(&engine, readers.len(), counts, metrics);
+        observe(&engine, readers.len(), deferred.len(), counts, metrics);
         for event in block_on(engine.step()) {
             tell(event, &mut engine, readers, counts, metrics);
         }
-        observe(&engine, readers.len(), counts, metrics);
+        observe(&engine, readers.len(), deferred.len(), counts, metrics);
     }
 }
 
-/// Counts what the engine has.
-fn observe(engine: &Engine<GeneratedText<'static>>, running: usize, counts: &Counts, metrics: &ModelMetrics) {
+/// Counts what the engine has. `deferred`: number of requests that it does not have yet.
+fn observe(
+    engine: &Engine<GeneratedText<'static>>,
+    readers: usize,
+    deferred: usize,
+    counts: &Counts,
+    metrics: &ModelMetrics,
+) {
+    let (running, waiting) = (readers + deferred, engine.waiting() + deferred);
     counts.running.store(running, Ordering::Relaxed);
-    counts.waiting.store(engine.waiting(), Ordering::Relaxed);
+    counts.waiting.store(waiting, Ordering::Relaxed);
     counts.cache_bytes.store(engine.cache_bytes(), Ordering::Relaxed);
     counts.prefix_bytes.store(engine.prefix_bytes(), Ordering::Relaxed);
-    metrics.observe(running.saturating_sub(engine.waiting()), engine.waiting(), counts.rows);
+    metrics.observe(running.saturating_sub(waiting), waiting, counts.rows);
 }
 
 fn take(
@@ -294,12 +314,17 @@ fn take(
     model: &Model,
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
+    deferred: &mut VecDeque<Job>,
     turns: &Turns,
 ) {
     match work {
         Work::Choices(jobs) => {
             let _turn = turns.blocking_lock();
-            jobs.into_iter().for_each(|job| begin(job, model, engine, readers));
+            for job in jobs {
+                // In the order of arrival.
+                let waits = if deferred.is_empty() { begin(job, model, engine, readers) } else { Some(job) };
+                deferred.extend(waits);
+            }
         }
         Work::Call(compute) => compute(model, turns),
         Work::Stop => {
@@ -307,19 +332,22 @@ fn take(
                 engine.cancel(id);
                 _ = running.reader.try_send((running.choice, Told::Failed(stopped())));
             }
+            for job in deferred.drain(..) {
+                _ = job.reader.try_send((job.choice, Told::Failed(stopped())));
+            }
         }
     }
 }
 
-/// Submits a request to the engine, unless it is impossible.
+/// Submits a request to the engine, unless it is impossible. Returns it if others leave no memory for it.
 fn begin(
     Job { choice, make, share, reader, place }: Job,
     model: &Model,
     engine: &mut Engine<GeneratedText<'static>>,
     readers: &mut HashMap<RequestId, Running>,
-) {
+) -> Option<Job> {
     if reader.is_closed() {
-        return;
+        return None;
     }
     let submit = |text: GeneratedText<'static>| {
         let prompt_tokens = text.stats().prompt_tokens;
@@ -330,8 +358,12 @@ fn begin(
             _ = reader.try_send((choice, Told::Accepted { prompt_tokens }));
             readers.insert(id, Running { choice, reader, begun: Instant::now(), told: None, _place: place });
         }
+        Err(error) if matches!(error.cause(), Error::OutOfMemory { .. }) && !engine.is_idle() => {
+            return Some(Job { choice, make, share, reader, place });
+        }
         Err(error) => _ = reader.try_send((choice, Told::Failed(error.into()))),
     }
+    None
 }
 
 fn tell(

@@ -55,9 +55,9 @@ impl Prefixes {
     }
 
     /// Prepares a generation whose prompt is computed next: gives its cache the longest beginning that is
-    /// stored, and lets it keep what is worth storing.
-    pub(super) fn begin(&mut self, generation: &mut Generation<'static>) {
-        let Some((scope, prompt)) = generation.sharable_prompt() else { return };
+    /// stored, and lets it keep what is worth storing. Returns whether there was a beginning.
+    pub(super) fn begin(&mut self, generation: &mut Generation<'static>) -> bool {
+        let Some((scope, prompt)) = generation.sharable_prompt() else { return false };
         // The last token is always fed, because its output is needed.
         let grid = |tokens: usize| tokens - tokens % scope.chunk;
         let end = grid(prompt.len().saturating_sub(1));
@@ -88,6 +88,7 @@ impl Prefixes {
         keeps.retain(|&tokens| tokens > reused);
         keeps.dedup();
         generation.keep_beginnings(keeps);
+        reused > 0
     }
 
     /// Stores what a generation kept of its prompt.

@@ -282,12 +282,19 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
+    /// Feeds an empty cache the prompt next.
+    pub(super) fn feed_prompt(&mut self, rows: &Rows) {
+        self.feeder.left_pad = rows.prompts().map(|row| row.left_pad).collect();
+        self.launched = 0;
+        self.next = Next::Prompt(rows.prompt_batch(self.any, &self.device));
+    }
+
     /// Feeds an empty cache all tokens of `rows` but the last of each.
     pub(super) async fn feed_again(&mut self, rows: &Rows) -> Result<()> {
         self.feeder.left_pad = rows.prompts().map(|row| row.left_pad).collect();
         self.launched = rows.delivered;
         if rows.delivered == 0 {
-            self.next = Next::Prompt(rows.prompt_batch(self.any, &self.device));
+            self.feed_prompt(rows);
             return Ok(());
         }
         if let Some(guidance) = &mut self.guidance {
@@ -361,10 +368,15 @@ impl Runner<'_> {
     ) -> bool {
         let Next::Prompt(batch) = &self.next else { return false };
         let rest = batch.slice(tokens..batch.len());
+        // The engine may keep the answer to errors of memory for itself.
+        let policy = self.feeder.oom_policy.take();
         let filled = self.feeder.fill(tokens, state) && self.reserve(rows, options).is_ok();
         if !filled {
             self.feeder.cache.discard();
             _ = self.reserve(rows, options);
+        }
+        self.feeder.oom_policy = policy;
+        if !filled {
             return false;
         }
         self.next = Next::Prompt(rest);

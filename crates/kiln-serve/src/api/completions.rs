@@ -79,15 +79,15 @@ pub(super) async fn begin(
         for index in 0..choices.n {
             let (choices, prompt, of) = (choices.clone(), prompt.clone(), Arc::clone(&served));
             all.push(Box::new(move |model| {
-                let tokens = match prompt {
+                let tokens = match &prompt {
                     Prompt::Text(text) => {
                         // A text of megabytes would keep the engine from all others.
-                        choices.check_length(&text, model)?;
-                        model.encode(&text)?
+                        choices.check_length(text, model)?;
+                        model.encode(text)?
                     }
-                    Prompt::Tokens(tokens) => tokens,
+                    Prompt::Tokens(tokens) => tokens.clone(),
                 };
-                let choices = choices.after(tokens.len(), model)?;
+                let choices = choices.clone().after(tokens.len(), model)?;
                 choices.of(model.generate(tokens), index, &of).stream()
             }));
         }

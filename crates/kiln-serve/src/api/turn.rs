@@ -99,9 +99,9 @@ impl Turn {
             let (choices, served) = (choices.clone(), Arc::clone(&served));
             Box::new(move |model| {
                 choices.check_length(&prompt, model)?;
-                let prompt = model.encode_more(&prompt)?;
-                let choices = choices.after(prompt.len(), model)?;
-                choices.of(model.answer_rendered(&template, prompt), index, &served).stream()
+                let tokens = model.encode_more(&prompt)?;
+                let choices = choices.clone().after(tokens.len(), model)?;
+                choices.of(model.answer_rendered(&template, tokens), index, &served).stream()
             })
         };
         let all = (0..choices.n).map(of_choice).collect();

@@ -7,6 +7,7 @@ mod audio;
 mod chat;
 mod completions;
 mod embeddings;
+mod memory;
 mod models;
 mod ollama;
 mod responses;
