@@ -9,7 +9,9 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use kiln::{Chat, ChatTemplate, Error, Model, Prompt, Request, Sequence, TokenId, expert::read_back};
+use kiln::{
+    Chat, ChatTemplate, Error, Logprobs, Model, Plan, Prompt, Request, Sequence, TokenId, expert::read_back,
+};
 use serde_json::{Value, json};
 
 use crate::support::float32;
@@ -120,6 +122,41 @@ fn bos_is_added_once_per_text() {
     assert_eq!([fed(PROMPT.into()), fed(PROMPT.into())], [more + 1, more]);
     let steps = model.generate(Prompt::Rendered(PROMPT.to_owned())).steps().unwrap();
     assert_eq!(steps.stats().prompt_tokens, more, "a rendered template has its special tokens");
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_the_model() {
+    for (device, model) in demos() {
+        let tokens = model.encode("The Constitution of the United States").unwrap();
+        // What each beginning gives for the token that follows it.
+        let want: Vec<Logprobs> = (1..tokens.len())
+            .map(|n| {
+                let request = model.generate(tokens[..n].to_vec()).max_new_tokens(1).keep_logits(true);
+                let step = request.steps().unwrap().next().unwrap().unwrap();
+                Logprobs::of(&step.logits.unwrap()[0], tokens[n], 3)
+            })
+            .collect();
+        let plain = drawn(model.generate(tokens.clone())).text().unwrap();
+        for (cache, chunk) in
+            [("dynamic", None), ("dynamic", Some(3)), ("static", Some(4)), ("none", Some(3))]
+        {
+            let request = drawn(model.generate(tokens.clone())).prompt_logprobs(3).prefill_chunk(chunk);
+            let mut text = request.plan(Plan::named(cache).unwrap()).stream().unwrap();
+            let pieces: String = text.by_ref().map(Result::unwrap).collect();
+            assert_eq!(pieces, plain, "{cache} by {chunk:?} on {device}");
+            let got = text.take_prompt_tokens();
+            assert_eq!(got.iter().map(|token| token.id).collect::<Vec<_>>(), tokens);
+            assert_eq!(got[0].logprobs, None);
+            for (got, want) in got[1..].iter().zip(&want) {
+                let got = got.logprobs.as_ref().unwrap();
+                assert!((got.chosen - want.chosen).abs() < 1e-3, "{cache} by {chunk:?} on {device}");
+                assert_eq!(got.top[0].0, want.top[0].0);
+                assert_eq!(got.top.len(), 3);
+            }
+        }
+        let beams = model.generate(tokens).num_beams(2).prompt_logprobs(0).steps();
+        assert!(matches!(beams, Err(Error::Setting { name: "prompt_logprobs", .. })));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The family is found in the chat template, which writes the same marks. A parser takes a text in pieces of
 //! any size and loses none of it: a call that cannot be read is text.
 
+mod begun;
 mod budget;
 mod calls;
 mod strict;
@@ -13,7 +14,11 @@ use kiln_core::{Result, model::TokenId};
 use serde_json::Value;
 
 pub use self::budget::ReasoningBudget;
-use self::{calls::Body, strict::Json};
+use self::{
+    begun::{Beginning, Place, is_between},
+    calls::Body,
+    strict::Json,
+};
 use crate::ChatTemplate;
 
 /// A part of an answer.
@@ -22,14 +27,17 @@ use crate::ChatTemplate;
 pub enum AnswerPart {
     Content(String),
     Reasoning(String),
+    /// A call. Its arguments may go on.
     Call(ToolCall),
+    /// More of the arguments of the last call.
+    Arguments(String),
 }
 
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     pub name: String,
-    /// A JSON object, as the model wrote it.
+    /// A JSON object, as the model wrote it. It has no end if the answer was cut off.
     pub arguments: String,
 }
 
@@ -171,14 +179,36 @@ pub struct AnswerParser {
 enum State {
     Text,
     Reasoning,
-    /// Between the marks of calls. `mark`: the mark before them, if there was one.
+    /// Between the marks of calls. `mark`: the mark before them, if there was one, and none of them was told.
     Calls {
         mark: &'static str,
+        /// Whether one of them was told.
+        told: bool,
+    },
+    /// In the arguments of a call that was told. `then`: where they end.
+    Arguments {
+        place: Place,
+        then: After,
+    },
+    /// After the arguments, in the object that has them.
+    Object {
+        place: Place,
     },
     /// The header of a message, before its text.
     Header,
     /// The text of a message.
     Message(Kind),
+}
+
+/// The place after the arguments of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// The object that has the arguments goes on to its end.
+    Object,
+    /// Between the marks of calls.
+    Calls,
+    /// A message of gpt-oss, up to its mark.
+    Message,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,6 +217,8 @@ enum Kind {
     Reasoning,
     /// A call of this tool.
     Call(String),
+    /// A call that was told.
+    Told,
 }
 
 impl AnswerParser {
@@ -203,7 +235,8 @@ impl AnswerParser {
         let mut parts = Vec::new();
         let held = mem::take(&mut self.held);
         match mem::replace(&mut self.state, State::Text) {
-            State::Calls { mark } => self.read_calls(mark, &held, "", &mut parts),
+            State::Calls { mark, told } => self.read_calls(mark, told, &held, "", &mut parts),
+            State::Arguments { .. } | State::Object { .. } | State::Message(Kind::Told) => {}
             State::Message(Kind::Call(name)) => read_message(name, &held, &mut parts),
             State::Reasoning | State::Message(Kind::Reasoning) => {
                 say(AnswerPart::Reasoning, &held, &mut parts)
@@ -223,7 +256,7 @@ impl AnswerParser {
 
     /// Goes on to the next mark. Returns whether there was one.
     fn advance(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        if self.state != State::Header {
+        if !matches!(self.state, State::Header | State::Arguments { .. } | State::Object { .. }) {
             if self.is_new {
                 let white = self.held.len() - self.held.trim_start().len();
                 self.held.drain(..white);
@@ -240,11 +273,17 @@ impl AnswerParser {
                 let found = self.tell(AnswerPart::Reasoning, &[close], true, parts).is_some();
                 self.enter_if(found, State::Text)
             }
-            State::Calls { mark } => {
+            State::Calls { mark, told } => {
+                let beginning = self.format.calls.and_then(|calls| calls.body.begins(&self.held));
+                let is_call = |name: &str| told || !mark.is_empty() || self.names().any(|own| own == name);
+                if let Some(Beginning { name, len, is_inner }) = beginning.filter(|own| is_call(&own.name)) {
+                    let then = if is_inner { After::Object } else { After::Calls };
+                    return self.begin_call(name, len, then, parts);
+                }
                 let Some(close) = self.format.calls.and_then(|calls| calls.close) else { return false };
                 let Some((body, rest)) = self.held.split_once(close) else { return false };
                 let (body, rest) = (body.to_owned(), rest.to_owned());
-                self.read_calls(mark, &body, close, parts);
+                self.read_calls(mark, told, &body, close, parts);
                 self.held = rest;
                 self.enter_if(true, State::Text)
             }
@@ -253,6 +292,41 @@ impl AnswerParser {
                 let kind = kind_of(header);
                 self.held = rest.to_owned();
                 self.enter_if(true, State::Message(kind))
+            }
+            State::Arguments { mut place, then } => {
+                let (len, has_ended) = place.pass(&self.held);
+                let more: String = self.held.drain(..len).collect();
+                match parts.last_mut() {
+                    Some(AnswerPart::Call(ToolCall { arguments, .. })) => arguments.push_str(&more),
+                    _ => say(AnswerPart::Arguments, &more, parts),
+                }
+                self.state = match then {
+                    _ if !has_ended => State::Arguments { place, then },
+                    After::Object => State::Object { place: Place::BEGUN },
+                    After::Calls => State::Calls { mark: "", told: true },
+                    After::Message => State::Message(Kind::Told),
+                };
+                self.is_new = has_ended;
+                has_ended
+            }
+            State::Object { mut place } => {
+                let (len, has_ended) = place.pass(&self.held);
+                self.held.drain(..len);
+                self.state = match has_ended {
+                    false => State::Object { place },
+                    true => State::Calls { mark: "", told: true },
+                };
+                self.is_new = has_ended;
+                has_ended
+            }
+            State::Message(Kind::Call(name)) if self.held.trim_start().starts_with('{') => {
+                let len = self.held.len() - self.held.trim_start().len() + 1;
+                self.begin_call(name, len, After::Message, parts)
+            }
+            State::Message(Kind::Told) => {
+                let Some((at, end)) = first(&self.held, &ENDS) else { return false };
+                self.held.drain(..at + end.len());
+                self.enter_if(true, State::Header)
             }
             State::Message(Kind::Call(name)) => {
                 let Some((at, end)) = first(&self.held, &ENDS) else { return false };
@@ -275,8 +349,7 @@ impl AnswerParser {
             && is_first
             && self.held.trim_start().starts_with('{')
         {
-            self.state = State::Calls { mark: "" };
-            return false;
+            return self.enter_if(true, State::Calls { mark: "", told: false });
         }
         let marks: Vec<&'static str> = self
             .format
@@ -288,7 +361,7 @@ impl AnswerParser {
         match self.tell(AnswerPart::Content, &marks, true, parts) {
             None => false,
             Some(mark) if calls.is_some_and(|calls| calls.open == mark) => {
-                self.enter_if(true, State::Calls { mark })
+                self.enter_if(true, State::Calls { mark, told: false })
             }
             Some(_) => self.enter_if(true, State::Reasoning),
         }
@@ -320,17 +393,33 @@ impl AnswerParser {
         found.map(|(_, mark)| mark)
     }
 
-    /// Reads calls between two marks; what cannot be read is text.
-    fn read_calls(&self, mark: &str, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
+    /// Tells a call whose arguments begin after `len` bytes.
+    fn begin_call(&mut self, name: String, len: usize, then: After, parts: &mut Vec<AnswerPart>) -> bool {
+        parts.push(AnswerPart::Call(ToolCall { name, arguments: "{".to_owned() }));
+        self.held.drain(..len);
+        self.state = State::Arguments { place: Place::BEGUN, then };
+        true
+    }
+
+    /// The names of the tools.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter_map(|tool| tool.get("function").unwrap_or(tool)["name"].as_str())
+    }
+
+    /// Reads calls between two marks, after those that were `told`; what cannot be read is text.
+    fn read_calls(&self, mark: &str, told: bool, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
+        if told && body.trim_matches(is_between).is_empty() {
+            return;
+        }
         let read = self.format.calls.and_then(|calls| calls.body.read(body, &self.tools));
         // Without a mark, an answer in JSON is a call only of a tool that there is.
-        let name_of = |tool: &Value| tool.get("function").unwrap_or(tool)["name"].as_str().map(str::to_owned);
-        let names: Vec<String> = self.tools.iter().filter_map(name_of).collect();
+        let is_known = |call: &ToolCall| self.names().any(|name| name == call.name);
         let is_meant = |calls: &Vec<ToolCall>| {
-            !calls.is_empty() && (!mark.is_empty() || calls.iter().all(|call| names.contains(&call.name)))
+            !calls.is_empty() && (told || !mark.is_empty() || calls.iter().all(is_known))
         };
         match read.filter(is_meant) {
             Some(calls) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
+            None if told => say(AnswerPart::Content, body, parts),
             None => say(AnswerPart::Content, &format!("{mark}{body}{close}"), parts),
         }
     }

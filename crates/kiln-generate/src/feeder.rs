@@ -18,7 +18,7 @@ use kiln_core::{
 
 pub(crate) use self::decode::{Output, Wanted};
 use self::{chunks::Remaining, decode::DecodeLoop};
-use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser, engine::Kept};
+use crate::{OomPolicy, cache_handle::CacheHandle, chooser::Chooser, engine::Kept, logprobs::PromptLogprobs};
 
 /// The smallest number of prompt tokens of a row that is fed at a time, however little memory there is.
 const SMALLEST_CHUNK: usize = 16;
@@ -60,6 +60,8 @@ pub(crate) struct Feeder<'a> {
     pub(crate) left_pad: Vec<usize>,
     /// The kind of output that a pass gives.
     pub(crate) wanted: Wanted,
+    /// The log-probabilities of the prompt, if they are [`Wanted`] or were.
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// The latest fed tokens, if the cache does not hold them. They are fed again, before new ones.
     unseen: Option<Unseen>,
     /// The decode steps; `None` before the first.
@@ -99,6 +101,7 @@ impl<'a> Feeder<'a> {
             cache: cache.into(),
             left_pad,
             wanted: Wanted::Last,
+            prompt_logprobs: None,
             unseen: None,
             decode: None,
             capture,
@@ -266,10 +269,20 @@ impl<'a> Feeder<'a> {
             let mut piece = batch.columns(&next);
             piece.horizon = began.iter().zip(&batch.skip).map(|(began, skip)| began + len - skip).collect();
             match self.feed(piece) {
-                Ok(logits) => {
+                Ok(output) => {
                     self.keep();
-                    if let Some(logits) = left.fed(next, logits) {
-                        return Ok(logits);
+                    let output = match &mut self.prompt_logprobs {
+                        Some(logprobs) if matches!(self.wanted, Wanted::PromptLogprobs) => {
+                            let end = next[0].end - batch.skip[0];
+                            logprobs.take(output, end, &*self.model).await?
+                        }
+                        _ => output,
+                    };
+                    if let Some(output) = left.fed(next, output) {
+                        if matches!(self.wanted, Wanted::PromptLogprobs) {
+                            self.wanted = Wanted::Last;
+                        }
+                        return Ok(output);
                     }
                     if self.unseen.is_some() && !at_once {
                         (self.unseen, left, at_once) = (None, Remaining::new(batch, all), true);

@@ -56,6 +56,7 @@ use crate::{
     engine::{Kept, Scope},
     feeder::checked_chunk,
     grammar::Matcher,
+    logprobs::Logprobs,
     sampler::Sampler,
     settings::{Settings, setting},
     stats::{Stats, StatsRecorder},
@@ -118,6 +119,9 @@ impl<'a> Generation<'a> {
             let why = "needs the hidden states of all tokens, and the cache holds tokens already; give all tokens and an empty \
                        cache, or use a Sequence";
             return Err(setting("penalty_alpha", why));
+        }
+        if options.prompt_logprobs.is_some() {
+            check_prompt_logprobs(&batch, &before, settings)?;
         }
         let rows = Rows::new(&batch, prompts, &before, settings, vocab)?;
         let padding = |(pad, before): (&usize, &usize)| pad.saturating_sub(*before);
@@ -201,6 +205,12 @@ impl<'a> Generation<'a> {
         self.rows.list.get(row)?.stopped
     }
 
+    /// Takes the log-probabilities of the tokens of the prompt ([`Options::prompt_logprobs`]). They are there
+    /// after the first step; the first token has none, because it follows nothing.
+    pub fn take_prompt_logprobs(&mut self) -> Vec<Option<Logprobs>> {
+        self.runner.feeder.prompt_logprobs.take().map_or_else(Vec::new, |logprobs| logprobs.found)
+    }
+
     /// The completions of each prompt so far, at most `num_return_sequences` of each. Those of a beam search
     /// are sorted, the best first.
     pub fn completions(&self) -> Vec<Vec<Completion>> {
@@ -221,6 +231,21 @@ impl<'a> Generation<'a> {
             agreed
         })
     }
+}
+
+/// # Errors
+/// [`Error::Setting`] where the log-probabilities of a prompt cannot be told.
+fn check_prompt_logprobs(batch: &Batch, before: &[usize], settings: &Settings) -> Result<()> {
+    let why = if batch.rows() > 1 || settings.width() > 1 {
+        "are told of one prompt and one sequence; give no other prompts, and leave out beams"
+    } else if settings.is_contrastive() || settings.dola_layers.is_some() {
+        "do not go with `penalty_alpha` and `dola_layers`; leave these out"
+    } else if before.iter().any(|&before| before > 0) {
+        "need a cache that is empty, and this one holds tokens of the prompt already"
+    } else {
+        return Ok(());
+    };
+    Err(setting("prompt_logprobs", why))
 }
 
 /// The loop.

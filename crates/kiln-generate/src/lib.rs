@@ -58,6 +58,7 @@ mod device_beams;
 mod device_sampler;
 mod engine;
 mod feeder;
+mod logprobs;
 mod oom_policy;
 mod settings;
 mod stats;
@@ -75,6 +76,7 @@ pub use generation::{
     Generation, Options, PromptLookup, Schedule, Step,
 };
 pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
+pub use logprobs::Logprobs;
 pub use oom_policy::OomPolicy;
 pub use processors::{AllowedTokens, Processor, Processors, RowState};
 pub use sampler::Sampler;

@@ -69,8 +69,8 @@ pub use kiln_cache::{Offload, QuantizedSettings};
 pub use kiln_core::{Error, Result, model::TokenId};
 pub use kiln_generate::{
     AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Completion, Conversation, EXACT_ROWS, Engine,
-    Event, Generating, GenerationConfig, Grammar, Message, Processor, ReasoningBudget, RequestId, RowState,
-    Share, Stats, Step, StopReason, ToolCall,
+    Event, Generating, GenerationConfig, Grammar, Logprobs, Message, Processor, ReasoningBudget, RequestId,
+    RowState, Share, Stats, Step, StopReason, ToolCall,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::Mixture;
@@ -85,4 +85,4 @@ pub use sequence::{Reuse, Sequence, Steps};
 pub use speech::{
     Audio, Segment, SubtitleFormat, Subtitles, Task, Transcriber, Transcript, Transcripts, Word,
 };
-pub use text::{GeneratedText, GeneratedToken, Logprobs, Piece};
+pub use text::{GeneratedText, GeneratedToken, Piece};

@@ -380,6 +380,26 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Lets the [tokens of the prompt](GeneratedText::take_prompt_tokens) have their log-probabilities, and
+    /// those of the `top` likeliest tokens at each place. The prompt is then computed as a whole. Default:
+    /// none.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// let mut text = model.generate("The Constitution").max_new_tokens(1).prompt_logprobs(0).stream()?;
+    /// text.by_ref().try_for_each(|piece| piece.map(drop))?;
+    /// let tokens = text.take_prompt_tokens();
+    /// let log_probs: Vec<f32> = tokens.iter().flat_map(|token| &token.logprobs).map(|one| one.chosen).collect();
+    /// assert_eq!(log_probs.len(), tokens.len() - 1);
+    /// println!("perplexity {}", (-log_probs.iter().sum::<f32>() / log_probs.len() as f32).exp());
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn prompt_logprobs(mut self, top: impl Into<Option<usize>>) -> Self {
+        self.options.prompt_logprobs = top.into();
+        self
+    }
+
     /// Whether each step carries its scores: the logits after all processors. Default: false.
     pub fn keep_scores(mut self, keep: bool) -> Self {
         self.options.keep_scores = keep;

@@ -5,7 +5,9 @@ use std::{iter::FusedIterator, path::Path, sync::Arc};
 use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Completion, Generating, Generation, Settings, Stats, Step, StopReason, Tokenizer};
+use kiln_generate::{
+    Completion, Generating, Generation, Logprobs, Settings, Stats, Step, StopReason, Tokenizer,
+};
 
 use crate::{Model, saved::SavedCache, text};
 
@@ -378,6 +380,10 @@ impl<'a> Steps<'a> {
     /// The prompt and the tokens so far of a row, without padding; `None` if there is no such row.
     pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
         self.generation.tokens(row)
+    }
+
+    pub(crate) fn take_prompt_logprobs(&mut self) -> Vec<Option<Logprobs>> {
+        self.generation.take_prompt_logprobs()
     }
 }
 

@@ -7,10 +7,10 @@ use std::{iter::FusedIterator, sync::Arc};
 use futures_util::stream::{self, Stream};
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache, read_back};
 use kiln_generate::{
-    Completion, Generating, Generation, Stats, Step, StopReason, StoppedText, TextStream, Tokenizer,
+    Completion, Generating, Generation, Logprobs, Stats, Step, StopReason, StoppedText, TextStream, Tokenizer,
 };
 
-pub use self::token::{GeneratedToken, Logprobs, Piece};
+pub use self::token::{GeneratedToken, Piece};
 use crate::{
     chat::Answer,
     sequence::{Reuse, Steps},
@@ -53,6 +53,14 @@ impl<'a> GeneratedText<'a> {
     /// whole character.
     pub fn take_tokens(&mut self) -> Vec<GeneratedToken> {
         std::mem::take(&mut self.tokens)
+    }
+
+    /// Takes the tokens of the prompt, if [`Request::prompt_logprobs`](crate::Request::prompt_logprobs) asked
+    /// for their log-probabilities. They are there after the first step, once; the first token has none.
+    pub fn take_prompt_tokens(&mut self) -> Vec<GeneratedToken> {
+        let logprobs = self.steps.take_prompt_logprobs();
+        let ids = self.steps.tokens(0).unwrap_or_default();
+        ids.iter().zip(logprobs).map(|(&id, logprobs)| GeneratedToken { id, logprobs }).collect()
     }
 
     /// Generates the next piece; `None` after the last, and after an error.
@@ -202,6 +210,11 @@ impl<'a> GeneratedText<'a> {
         (new, reason)
     }
 
+    /// A piece with the tokens since the one before.
+    fn piece(&mut self, text: String) -> Piece {
+        Piece { text, prompt: self.take_prompt_tokens(), tokens: self.take_tokens() }
+    }
+
     fn end(&mut self, reason: StopReason) -> Option<Result<String>> {
         self.ended = Some(reason);
         let rest = match self.text.finish() {
@@ -229,7 +242,7 @@ impl Generating for GeneratedText<'static> {
         if piece.is_some() {
             self.answer_with(piece.as_ref());
         }
-        Ok(piece.transpose()?.map(|text| Piece { text, tokens: self.take_tokens() }))
+        Ok(piece.transpose()?.map(|text| self.piece(text)))
     }
 
     fn is_over(&self) -> bool {
@@ -242,9 +255,11 @@ impl Generating for GeneratedText<'static> {
             self.answer_with(rest.as_ref());
         }
         self.answer_with(None);
-        let (text, tokens) = (rest.transpose()?, self.take_tokens());
-        let is_more = text.is_some() || !tokens.is_empty();
-        Ok(is_more.then(|| Piece { text: text.unwrap_or_default(), tokens }))
+        let rest = rest.transpose()?;
+        let is_more = rest.is_some();
+        let piece = self.piece(rest.unwrap_or_default());
+        let is_more = is_more || !piece.tokens.is_empty() || !piece.prompt.is_empty();
+        Ok(is_more.then_some(piece))
     }
 }
 

@@ -15,6 +15,7 @@ fn parts(format: &AnswerFormat, prompt: &str, tools: &[Value], text: &str, size:
         match (joined.last_mut(), part) {
             (Some(AnswerPart::Content(text)), AnswerPart::Content(more))
             | (Some(AnswerPart::Reasoning(text)), AnswerPart::Reasoning(more)) => text.push_str(&more),
+            (Some(AnswerPart::Call(call)), AnswerPart::Arguments(more)) => call.arguments.push_str(&more),
             (_, part) => joined.push(part),
         }
         joined
@@ -87,6 +88,29 @@ fn calls_of_each_family_are_read_in_pieces_of_any_size() {
 }
 
 #[test]
+fn arguments_are_told_while_they_are_written() {
+    let format = AnswerFormat::of_source("<tool_call> tools");
+    let mut parser = format.parser("", &[json!({ "name": "write" })]);
+    let arguments = |text: &str| AnswerPart::Arguments(text.to_owned());
+    assert_eq!(parser.push("<tool_call>\n{\"name\": \"write\", \"arguments\": "), []);
+    assert_eq!(parser.push("{\"text\": \"}"), [call("write", "{\"text\": \"}")]);
+    assert_eq!(parser.push("</tool_call> \\\""), [arguments("</tool_call> \\\"")]);
+    assert_eq!(parser.push("\", \"n\": [{}]"), [arguments("\", \"n\": [{}]")]);
+    assert_eq!(parser.push("}, \"id\": 3}\n</tool_call>So."), [arguments("}"), content("So.")]);
+    assert_eq!(parser.finish(), []);
+    // Of an answer that was cut off.
+    let text = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": ";
+    check("<tool_call>", "", text, &[call("weather", "{\"city\": ")]);
+    let text = "[TOOL_CALLS]weather[ARGS]{\"city\": \"Ro";
+    check("[TOOL_CALLS]", "", text, &[call("weather", "{\"city\": \"Ro")]);
+    let text = "<|channel|>commentary to=functions.weather<|message|> {\"city\": \"<|end|>";
+    check("<|channel|>", "", text, &[call("weather", "{\"city\": \"<|end|>")]);
+    // Text after a call is not lost.
+    let text = "<tool_call>{\"name\": \"weather\", \"arguments\": {}} and so</tool_call>";
+    check("<tool_call>", "", text, &[call("weather", "{}"), content("and so")]);
+}
+
+#[test]
 fn reasoning_is_apart_from_the_answer() {
     let both = "<think> </think> <tool_call>";
     let wanted = [reasoning("Hm,\nso."), content("Yes.")];
@@ -116,7 +140,8 @@ fn text_that_is_no_call_is_not_lost() {
     for text in [
         "1 < 2, <tool> and <tool_cal",
         "<tool_call>{\"name\": 3}</tool_call> and more",
-        "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": ",
+        "<tool_call>{\"name\": \"weather\", \"arguments\": [\"city\"",
+        "<tool_call>{\"name\": \"weather\", \"arguments\": ",
         "<tool_call></tool_call>",
         "<tool_call>not a call</tool_call>",
     ] {

@@ -38,6 +38,8 @@ pub(crate) enum Wanted {
     Last,
     Early(Vec<usize>),
     Hidden,
+    /// The hidden states of a prompt, from which its log-probabilities are computed; later the last position.
+    PromptLogprobs,
 }
 
 impl Wanted {
@@ -45,7 +47,7 @@ impl Wanted {
         match self {
             Self::Last => Logits::Last,
             Self::Early(layers) => Logits::Early(layers),
-            Self::Hidden => Logits::Hidden,
+            Self::Hidden | Self::PromptLogprobs => Logits::Hidden,
         }
     }
 }

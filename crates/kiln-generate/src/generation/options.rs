@@ -20,6 +20,9 @@ pub struct Options {
     /// the vocabulary per step, and makes the host choose the tokens.
     pub keep_logits: bool,
     pub keep_scores: bool,
+    /// Number of the likeliest tokens of each position of the prompt whose log-probabilities are told, beside
+    /// that of the token that is there; `None`: none are.
+    pub prompt_logprobs: Option<usize>,
     /// Whether the decode step is captured once and replayed, if the device has graphs and as long as the
     /// buffers of the cache stay the same. The tokens do not change.
     pub compile: bool,

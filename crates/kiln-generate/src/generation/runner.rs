@@ -18,6 +18,7 @@ use crate::{
     cache_handle::CacheHandle,
     chooser::Chosen,
     feeder::{Feeder, Output, Wanted},
+    logprobs::PromptLogprobs,
 };
 
 /// Feeds the model of a generation. Knows what is fed next, and which step the device is at.
@@ -74,12 +75,17 @@ impl<'a> Runner<'a> {
         let wanted = match &settings.dola_layers {
             Some(layers) => Wanted::Early(layers.of(&*model)?),
             None if settings.is_contrastive() => Wanted::Hidden,
+            None if options.prompt_logprobs.is_some() => Wanted::PromptLogprobs,
             None => Wanted::Last,
         };
         // A recorded step is of no use if the rows of the cache are moved before each.
         let capture = options.compile && !settings.is_contrastive();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture, &device);
         feeder.features = batch.features.clone();
+        if let (Wanted::PromptLogprobs, Some(top)) = (&wanted, options.prompt_logprobs) {
+            let prompt = rows.list.first().map_or_else(Vec::new, |row| row.ids.clone());
+            feeder.prompt_logprobs = Some(PromptLogprobs::new(prompt, top));
+        }
         feeder.wanted = wanted;
         // Groups of beams wait for the host: it knows which are done, and their tokens change the scores of
         // others.

@@ -75,7 +75,7 @@ impl<'g> StepState<'g, '_> {
                 let (logits, begin) = dola::contrast(&logits, layers.len(), vocab);
                 (logits, Some(begin))
             }
-            Wanted::Last | Wanted::Hidden => (logits, None),
+            Wanted::Last | Wanted::Hidden | Wanted::PromptLogprobs => (logits, None),
         };
         let begin = match negative {
             Some(negative) => self.runner.guided(begin.as_ref().unwrap_or(&logits), &negative, vocab),

@@ -224,7 +224,7 @@ impl Answer {
             self.usage.reasoning += piece.tokens.len();
         }
         if self.logprobs {
-            choice.tokens.extend(piece.tokens);
+            choice.tokens.extend(piece.prompt.into_iter().chain(piece.tokens));
         }
         choice.step(index, parts, false)
     }

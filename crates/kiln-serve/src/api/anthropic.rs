@@ -464,6 +464,9 @@ impl Form for Messages {
                     self.delta(&mut frames, delta);
                     call += 1;
                 }
+                AnswerPart::Arguments(more) => {
+                    self.delta(&mut frames, json!({ "type": "input_json_delta", "partial_json": more }));
+                }
                 _ => {}
             }
         }

@@ -169,6 +169,9 @@ impl Form for Chat {
                     call += 1;
                     json!({ "tool_calls": [delta] })
                 }
+                AnswerPart::Arguments(more) if call > 0 => {
+                    json!({ "tool_calls": [{ "index": call - 1, "function": { "arguments": more } }] })
+                }
                 _ => continue,
             };
             frames.push(chunk(answer, choice, &delta, None));

@@ -40,13 +40,12 @@ pub(super) async fn complete(
     let settings = Settings::of(&body)?;
     let Completion { prompt, echo } = fields(&body)?;
     let served = models.get(Some(settings.model()?)).await?;
-    let choices = settings.choices(&served, key)?;
+    let mut choices = settings.choices(&served, key)?;
     if body.get("logprobs").is_some_and(Value::is_boolean) {
         return Err(ApiError::field("logprobs", "must be a number"));
     }
-    if echo && choices.logprobs.is_some() {
-        return Err(ApiError::field("logprobs", "those of the prompt (`echo`) are not told"));
-    }
+    // Those of the prompt are told, too, if it is part of the text.
+    choices.prompt_logprobs = choices.logprobs.filter(|_| echo);
     let prompts = prompt.list();
     let texts = prompts.len() * choices.n;
     if !(1..=MOST_TEXTS).contains(&texts) {
@@ -62,7 +61,8 @@ pub(super) async fn complete(
     for prompt in &prompts {
         starts.extend(vec![start(prompt)?; choices.n]);
     }
-    let offsets = starts.iter().map(|start| start.chars().count()).collect();
+    let begins = |start: &String| if choices.prompt_logprobs.is_some() { 0 } else { start.chars().count() };
+    let offsets = starts.iter().map(begins).collect();
     let form = Text { starts, offsets, counts: settings.includes_usage() };
     begin(served, prompts, choices).await?.respond(form, settings.stream).await
 }

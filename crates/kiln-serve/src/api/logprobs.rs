@@ -43,11 +43,17 @@ pub(super) fn of_chat(model: &Model, tokens: &[GeneratedToken]) -> Value {
 /// to which theirs are added.
 pub(super) fn of_text(model: &Model, tokens: &[GeneratedToken], offset: &mut usize) -> Value {
     let (mut texts, mut log_probs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    for (id, Logprobs { chosen, top, .. }) in known(tokens) {
-        let own = text(model, id);
+    for GeneratedToken { id, logprobs, .. } in tokens {
+        let own = text(model, *id);
         offsets.push(*offset);
         *offset += own.chars().count();
         texts.push(own);
+        // The first token of a prompt follows nothing.
+        let Some(Logprobs { chosen, top, .. }) = logprobs else {
+            log_probs.push(Value::Null);
+            tops.push(Value::Null);
+            continue;
+        };
         log_probs.push(number(*chosen));
         let pairs = top.iter().map(|&(id, log_prob)| (text(model, id), number(log_prob)));
         tops.push(Value::Object(pairs.collect::<Map<_, _>>()));

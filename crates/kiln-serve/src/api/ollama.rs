@@ -121,7 +121,7 @@ pub(super) async fn chat(
     let served = models.get(Some(name)).await?;
     let turn = Turn { messages, tools, ..common.turn() };
     let choices = common.settings()?.choices(&served, key)?;
-    turn.begin(served, choices).await?.respond(Ollama { kind: Kind::Chat }, common.stream).await
+    turn.begin(served, choices).await?.respond(Ollama { kind: Kind::Chat, told: 0 }, common.stream).await
 }
 
 pub(super) async fn generate(
@@ -150,7 +150,7 @@ pub(super) async fn generate(
             Turn { messages, ..common.turn() }.begin(served, choices).await?
         }
     };
-    answer.respond(Ollama { kind: Kind::Generate }, common.stream).await
+    answer.respond(Ollama { kind: Kind::Generate, told: 0 }, common.stream).await
 }
 
 impl Common {
@@ -347,6 +347,8 @@ impl Kind {
 /// ollama's form of an answer.
 struct Ollama {
     kind: Kind,
+    /// Number of calls that were told.
+    told: usize,
 }
 
 impl Ollama {
@@ -360,6 +362,15 @@ impl Ollama {
             line["logprobs"] = logprobs::of_chat(&answer.served.model, &tokens);
         }
         line
+    }
+
+    /// Tells the first `calls` calls that were not told, which are complete.
+    fn tell_calls(&mut self, answer: &mut Answer, calls: usize, frames: &mut Vec<Frame>) {
+        for call in self.told..calls {
+            let call = call_object(&answer.choices[0].message.calls[call]);
+            frames.push(Frame::new(&self.line(answer, "", "", &[call])));
+        }
+        self.told = calls;
     }
 
     /// Adds the reason of the end, counts and times.
@@ -399,16 +410,24 @@ impl Form for Ollama {
         Vec::new()
     }
 
-    fn step(&mut self, answer: &mut Answer, Step { parts, .. }: Step) -> Vec<Frame> {
+    fn step(&mut self, answer: &mut Answer, Step { parts, mut calls, is_last, .. }: Step) -> Vec<Frame> {
         let mut frames = Vec::new();
         for part in parts {
             let line = match part {
                 AnswerPart::Content(text) => self.line(answer, &text, "", &[]),
                 AnswerPart::Reasoning(text) => self.line(answer, "", &text, &[]),
-                AnswerPart::Call(call) => self.line(answer, "", "", &[call_object(&call)]),
+                AnswerPart::Call(_) => {
+                    self.tell_calls(answer, calls, &mut frames);
+                    calls += 1;
+                    continue;
+                }
                 _ => continue,
             };
+            self.tell_calls(answer, calls, &mut frames);
             frames.push(Frame::new(&line));
+        }
+        if is_last {
+            self.tell_calls(answer, calls, &mut frames);
         }
         frames
     }

@@ -16,7 +16,8 @@ pub(super) enum Reader {
         one_call: bool,
         calls: usize,
     },
-    /// JSON that a grammar forced: the arguments of a call of this tool, or a list of calls.
+    /// JSON that a grammar forced: the arguments of a call of this tool, which are told at once, or a list of
+    /// calls.
     Forced { name: Option<String>, text: String },
 }
 
@@ -37,7 +38,14 @@ impl Reader {
                 let parts = parser.push(piece);
                 self.allowed(parts)
             }
-            Self::Forced { text, .. } => {
+            Self::Forced { .. } if piece.is_empty() => Vec::new(),
+            Self::Forced { name: Some(name), text } if text.is_empty() => {
+                text.push_str(piece);
+                let call = ToolCall { name: std::mem::take(name), arguments: piece.to_owned() };
+                vec![AnswerPart::Call(call)]
+            }
+            Self::Forced { name: Some(_), .. } => vec![AnswerPart::Arguments(piece.to_owned())],
+            Self::Forced { name: None, text } => {
                 text.push_str(piece);
                 Vec::new()
             }
@@ -57,10 +65,7 @@ impl Reader {
                 let parts = parser.finish();
                 self.allowed(parts)
             }
-            Self::Forced { name: Some(name), text } => {
-                let call = ToolCall { name: std::mem::take(name), arguments: std::mem::take(text) };
-                vec![AnswerPart::Call(call)]
-            }
+            Self::Forced { name: Some(_), .. } => Vec::new(),
             Self::Forced { name: None, text } => match serde_json::from_str::<Vec<Forced<'_>>>(text) {
                 Ok(calls) => calls
                     .into_iter()
@@ -79,7 +84,8 @@ impl Reader {
             parts.retain(|part| {
                 let is_call = matches!(part, AnswerPart::Call(_));
                 *calls += usize::from(is_call);
-                !(is_call && *one_call && *calls > 1)
+                let is_of_call = is_call || matches!(part, AnswerPart::Arguments(_));
+                !(is_of_call && *one_call && *calls > 1)
             });
         }
         parts
@@ -100,6 +106,11 @@ impl Message {
             AnswerPart::Content(text) => self.content.push_str(text),
             AnswerPart::Reasoning(text) => self.reasoning.push_str(text),
             AnswerPart::Call(call) => self.calls.push(call.clone()),
+            AnswerPart::Arguments(more) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(more);
+                }
+            }
             _ => {}
         }
     }

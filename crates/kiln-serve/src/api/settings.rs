@@ -155,6 +155,8 @@ pub(super) struct Choices {
     context: Option<usize>,
     /// Number of the likeliest tokens whose log-probabilities are told; `None`: none are.
     pub(super) logprobs: Option<usize>,
+    /// Number of the likeliest tokens at each place of the prompt; `None`: none are told.
+    pub(super) prompt_logprobs: Option<usize>,
     pub(super) n: usize,
 }
 
@@ -262,6 +264,7 @@ impl Settings {
             share: Share { user: key.0.unwrap_or(0), priority: self.priority.unwrap_or(0) },
             scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
             logprobs: self.logprobs()?,
+            prompt_logprobs: None,
             n,
         })
     }
@@ -371,6 +374,7 @@ impl Choices {
         if let Some(budget) = &self.budget {
             request = request.processor(budget.clone());
         }
+        request = request.prompt_logprobs(self.prompt_logprobs);
         if let Some(logprobs) = self.logprobs {
             request = request.logprobs(logprobs);
         }

@@ -76,7 +76,8 @@ fn a_tool_that_must_be_called_is_called_with_arguments_that_match() {
         let calls = message["tool_calls"].as_array().unwrap();
         let function = &calls[0]["function"];
         assert_eq!((calls.len(), &function["name"]), (1, &json!("weather")));
-        let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        let arguments_of = |function: &Value| function["arguments"].as_str().unwrap().to_owned();
+        let arguments: Value = serde_json::from_str(&arguments_of(function)).unwrap();
         assert!(["Rome", "Verona"].contains(&arguments["city"].as_str().unwrap()), "{arguments}");
 
         let mut streamed = body.clone();
@@ -88,7 +89,16 @@ fn a_tool_that_must_be_called_is_called_with_arguments_that_match() {
             .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
             .flatten()
             .collect();
-        assert_eq!((told.len(), &told[0]["function"], &told[0]["index"]), (1, function, &json!(0)));
+        let pieces =
+            |name: &str| told.iter().filter_map(|call| call["function"][name].as_str()).collect::<String>();
+        assert_eq!((pieces("name"), pieces("arguments")), ("weather".to_owned(), arguments_of(function)));
+        assert!(
+            told.iter().all(|call| call["index"] == 0)
+                && told[0]["id"].is_string()
+                && told[1..].iter().all(|call| call.get("id").is_none())
+        );
+        // The arguments of a function that is named are told as they come.
+        assert_eq!(told.len() > 1, choice.is_object());
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
         // The next turn has the call, with arguments as a text, and its result.

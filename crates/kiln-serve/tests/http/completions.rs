@@ -60,6 +60,49 @@ fn choices_of_one_request_and_lists_of_prompts_have_texts_of_their_own() {
 }
 
 #[test]
+fn an_echo_tells_the_log_probabilities_of_the_prompt() {
+    let server = Running::new(|options| options);
+    let prompt = "The Constitution";
+    let tokens = MODEL.encode(prompt).unwrap();
+    // What each beginning of the prompt gives for the token that follows it.
+    let mut log_probs = vec![Value::Null];
+    for n in 1..tokens.len() {
+        let wanted = json!({ "logprobs": 2, "max_tokens": 1, "logit_bias": { tokens[n].to_string(): 100 } });
+        let mut body = completion("", 1, &wanted);
+        body["prompt"] = json!(tokens[..n]);
+        let (_, answer) = server.post("/v1/completions", &body);
+        log_probs.push(answer["choices"][0]["logprobs"]["token_logprobs"][0].clone());
+    }
+    let close = |got: &Value, want: &Value| match (got.as_f64(), want.as_f64()) {
+        (Some(got), Some(want)) => (got - want).abs() < 1e-3,
+        _ => got == want,
+    };
+    let plain = server.post("/v1/completions", &completion(prompt, 1, &json!({ "logprobs": 2 }))).1;
+    for stream in [false, true] {
+        let wanted = json!({ "logprobs": 2, "echo": true, "stream": stream });
+        let body = completion(prompt, 1, &wanted);
+        let told: Vec<Value> = match stream {
+            false => vec![server.post("/v1/completions", &body).1],
+            true => server.json_events("/v1/completions", &body),
+        };
+        let all = |name: &str| -> Vec<Value> {
+            let of = |chunk: &Value| chunk["choices"][0]["logprobs"][name].as_array().cloned();
+            told.iter().filter_map(of).flatten().collect()
+        };
+        let (got, offsets) = (all("token_logprobs"), all("text_offset"));
+        assert!(got.iter().zip(&log_probs).all(|(got, want)| close(got, want)), "{got:?} {log_probs:?}");
+        assert_eq!(
+            got[tokens.len()..],
+            plain["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap()[..]
+        );
+        assert_eq!(offsets.len(), got.len());
+        assert_eq!(offsets[tokens.len()], prompt.chars().count());
+        assert_eq!(all("top_logprobs")[0], Value::Null);
+        assert_eq!(all("top_logprobs")[1].as_object().unwrap().len(), 2);
+    }
+}
+
+#[test]
 fn settings_change_the_answer() {
     let server = Running::new(|options| options);
     let text = |extra: Value| {

@@ -100,6 +100,9 @@ fn calls_and_reasoning_are_items() {
     let events = server.json_events("/v1/responses", &streamed);
     let done = events.iter().find(|event| event["type"] == "response.function_call_arguments.done").unwrap();
     assert_eq!(done["arguments"], call["arguments"]);
+    let told = events.iter().filter(|event| event["type"] == "response.function_call_arguments.delta");
+    let told: Vec<&str> = told.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!((told.concat().as_str(), told.len() > 1), (call["arguments"].as_str().unwrap(), true));
     let output = json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "Rain." });
     let body = ask(
         json!({ "input": [output], "previous_response_id": answer["id"], "tools": [tool], "tool_choice": "none" }),

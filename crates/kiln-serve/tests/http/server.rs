@@ -67,7 +67,6 @@ fn what_is_wrong_is_named() {
         (json!({ "model": "demo", "prompt": "a", "n": 0 }), 400, "n"),
         (json!({ "model": "demo", "prompt": "a", "logprobs": 21 }), 400, "logprobs"),
         (json!({ "model": "demo", "prompt": "a", "logprobs": true }), 400, "logprobs"),
-        (json!({ "model": "demo", "prompt": "a", "logprobs": 1, "echo": true }), 400, "logprobs"),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "sliding" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "huge" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "cache_salt": "a".repeat(257) }), 400, "cache_salt"),

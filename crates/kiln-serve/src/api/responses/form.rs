@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kiln::AnswerPart;
+use kiln::{AnswerPart, ToolCall};
 use serde_json::{Value, json};
 
 use super::{add, stored::Stored};
@@ -25,6 +25,8 @@ pub(super) struct Responses {
     items: Vec<Value>,
     /// The item that a stream is in, and its text.
     open: Option<(Kind, String)>,
+    /// The call that a stream is in.
+    open_call: Option<usize>,
     /// Number of events.
     sent: usize,
 }
@@ -71,7 +73,7 @@ impl Kind {
 
 impl Responses {
     pub(super) fn new(shell: Value, store: Option<(Arc<Stored>, Key, Vec<Value>)>) -> Self {
-        Self { shell, store, items: Vec::new(), open: None, sent: 0 }
+        Self { shell, store, items: Vec::new(), open: None, open_call: None, sent: 0 }
     }
 
     /// The identity of the next item.
@@ -90,8 +92,9 @@ impl Responses {
         frames.push(Frame::named(name, &event));
     }
 
-    /// Ends the item with a text, unless the next part is of the same kind.
+    /// Ends the open item, but not one with a text if the next part is of the same kind.
     fn close(&mut self, frames: &mut Vec<Frame>, answer: &Answer, next: Option<Kind>) {
+        self.close_call(frames, answer);
         let Some((kind, text)) = self.open.take_if(|(kind, _)| Some(*kind) != next) else { return };
         let (id, index) = (self.text_id(answer, kind), self.items.len());
         let place = || json!({ "item_id": id, "output_index": index, "content_index": 0 });
@@ -146,15 +149,25 @@ impl Responses {
         })
     }
 
+    /// Begins a call.
     fn call(&mut self, frames: &mut Vec<Frame>, answer: &Answer, call: usize) {
         self.close(frames, answer, None);
+        let (index, item) = (self.items.len(), self.call_item(answer, call, false));
+        self.event(frames, "response.output_item.added", json!({ "output_index": index, "item": item }));
+        self.open_call = Some(call);
+    }
+
+    fn arguments(&mut self, frames: &mut Vec<Frame>, answer: &Answer, more: &str) {
         let (id, index) = (self.id(answer, "fc"), self.items.len());
-        let arguments = &answer.choices[0].message.calls[call].arguments;
-        let begun = self.call_item(answer, call, false);
-        self.event(frames, "response.output_item.added", json!({ "output_index": index, "item": begun }));
-        let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
+        let delta = json!({ "item_id": id, "output_index": index, "delta": more });
         self.event(frames, "response.function_call_arguments.delta", delta);
-        let name = &answer.choices[0].message.calls[call].name;
+    }
+
+    /// Ends the call that was begun.
+    fn close_call(&mut self, frames: &mut Vec<Frame>, answer: &Answer) {
+        let Some(call) = self.open_call.take() else { return };
+        let (id, index) = (self.id(answer, "fc"), self.items.len());
+        let ToolCall { name, arguments } = &answer.choices[0].message.calls[call];
         let done = json!({ "item_id": id, "output_index": index, "arguments": arguments, "name": name });
         self.event(frames, "response.function_call_arguments.done", done);
         let item = self.call_item(answer, call, true);
@@ -233,10 +246,12 @@ impl Form for Responses {
             match part {
                 AnswerPart::Content(text) => self.text(&mut frames, answer, Kind::Message, &text),
                 AnswerPart::Reasoning(text) => self.text(&mut frames, answer, Kind::Reasoning, &text),
-                AnswerPart::Call(_) => {
+                AnswerPart::Call(own) => {
                     self.call(&mut frames, answer, call);
+                    self.arguments(&mut frames, answer, &own.arguments);
                     call += 1;
                 }
+                AnswerPart::Arguments(more) => self.arguments(&mut frames, answer, &more),
                 _ => {}
             }
         }
