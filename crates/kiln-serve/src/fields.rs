@@ -132,6 +132,18 @@ pub const RESPONSES: &[(&str, Use)] = &[
     ("reasoning", Honoured),
     ("metadata", Honoured),
     ("kiln", Honoured),
+    ("top_k", Honoured),
+    ("min_p", Honoured),
+    ("typical_p", Honoured),
+    ("seed", Honoured),
+    ("stop", Honoured),
+    ("ignore_eos", Honoured),
+    ("presence_penalty", Honoured),
+    ("frequency_penalty", Honoured),
+    ("repetition_penalty", Honoured),
+    ("logit_bias", Honoured),
+    ("cache_salt", Honoured),
+    ("priority", Honoured),
     ("stream_options", Accepted),
     ("user", Accepted),
     ("safety_identifier", Accepted),
@@ -281,6 +293,12 @@ pub const EMBEDDINGS: &[(&str, Use)] = &[
     ("dimensions", Honoured),
     ("user", Accepted),
 ];
+
+/// All fields of `/tokenize`.
+pub const TOKENIZE: &[(&str, Use)] = &[("content", Honoured), ("add_special", Honoured), ("model", Honoured)];
+
+/// All fields of `/detokenize`.
+pub const DETOKENIZE: &[(&str, Use)] = &[("tokens", Honoured), ("model", Honoured)];
 
 /// Checks the names of the fields of a request, and removes those that ask for nothing.
 pub(crate) fn check(body: &mut Map<String, Value>, tables: &[&[(&str, Use)]]) -> Result<(), ApiError> {

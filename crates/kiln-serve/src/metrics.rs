@@ -25,6 +25,16 @@ struct Reason {
     finished_reason: &'static str,
 }
 
+/// The cache of a model, in numbers that routers know from vLLM.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheConfig {
+    model_name: String,
+    /// Tokens at whose multiples prompts are reused.
+    block_size: usize,
+    /// Blocks of as many tokens as all rows can have.
+    num_gpu_blocks: usize,
+}
+
 type Histograms = Family<Of, Histogram, fn() -> Histogram>;
 
 /// The metrics of a server. Copies share their numbers.
@@ -34,6 +44,7 @@ pub(crate) struct Metrics {
     running: Family<Of, Gauge>,
     waiting: Family<Of, Gauge>,
     cache_usage: Family<Of, Gauge<f64, AtomicU64>>,
+    cache_config: Family<CacheConfig, Gauge>,
     prompt_tokens: Family<Of, Counter>,
     generated: Family<Of, Counter>,
     prefix_queries: Family<Of, Counter>,
@@ -70,6 +81,7 @@ impl Metrics {
             running: Family::default(),
             waiting: Family::default(),
             cache_usage: Family::default(),
+            cache_config: Family::default(),
             prompt_tokens: Family::default(),
             generated: Family::default(),
             prefix_queries: Family::default(),
@@ -84,6 +96,7 @@ impl Metrics {
         both.add("num_requests_running", "Answers that are computed", &of.running);
         both.add("num_requests_waiting", "Answers that wait for others to end", &of.waiting);
         both.add("kv_cache_usage_perc", "Share of the rows that are used, from 0 to 1", &of.cache_usage);
+        both.add("cache_config_info", "Sizes of the cache, as labels", &of.cache_config);
         both.add("prompt_tokens", "Tokens of prompts", &of.prompt_tokens);
         both.add("generation_tokens", "Tokens of answers", &of.generated);
         both.add("prefix_cache_queries", "Tokens of prompts that were looked up", &of.prefix_queries);
@@ -112,6 +125,13 @@ impl Metrics {
             next_token: self.next_token.get_or_create(&of).clone(),
             whole: self.whole.get_or_create(&of).clone(),
         }
+    }
+
+    /// Tells the sizes of the cache of a model: of its `rows`, each of up to `positions` tokens, in blocks.
+    pub(crate) fn cache_config(&self, name: &str, block_size: usize, rows: usize, positions: usize) {
+        let num_gpu_blocks = rows * positions.div_ceil(block_size);
+        let config = CacheConfig { model_name: name.to_owned(), block_size, num_gpu_blocks };
+        self.cache_config.get_or_create(&config).set(1);
     }
 
     /// The text that Prometheus reads.

@@ -108,11 +108,13 @@ impl Served {
             ),
             None => None,
         };
+        let chunk = options.prefill_chunk.unwrap_or(default_chunk);
+        shared.metrics.cache_config(name, chunk, rows, model.sizes().positions);
         Ok(Self {
             worker: Worker::start(model.clone(), rows, queue, prefix_bytes, shared.metrics.of(name), turns)?,
             rows,
             plans: options.plans.clone(),
-            chunk: options.prefill_chunk.unwrap_or(default_chunk),
+            chunk,
             model,
             name: name.to_owned(),
             template: options.template.clone(),

@@ -18,7 +18,11 @@ use kiln::{
     Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Share, Stats, StopReason,
     expert::read_back::block_on,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{
+    OwnedSemaphorePermit, Semaphore,
+    mpsc::{self, error::TrySendError},
+    oneshot,
+};
 
 use crate::{error::ApiError, metrics::ModelMetrics};
 
@@ -395,16 +399,18 @@ fn tell(
         Told::Accepted { .. } | Told::Failed(_) => {}
     }
     let ends = !matches!(told, Told::Piece(_));
-    let is_behind = running.reader.try_send((running.choice, told)).is_err();
+    let sent = running.reader.try_send((running.choice, told));
     if ends {
         let took = running.begun.elapsed().as_millis() as u64;
         let mean = counts.milliseconds.load(Ordering::Relaxed);
         counts.milliseconds.store((7 * mean + took) / 8, Ordering::Relaxed);
-    } else if is_behind {
-        tracing::warn!(target: "kiln::serve", "a request is cancelled: its reader is {BEHIND} events behind");
+    } else if let Err(error) = &sent {
+        if matches!(error, TrySendError::Full(_)) {
+            tracing::warn!(target: "kiln::serve", "a request is cancelled: its reader is {BEHIND} events behind");
+        }
         engine.cancel(id);
     }
-    if ends || is_behind {
+    if ends || sent.is_err() {
         readers.remove(&id);
     }
 }

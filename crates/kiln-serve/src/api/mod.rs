@@ -10,6 +10,7 @@ mod embeddings;
 mod logprobs;
 mod ollama;
 mod openai;
+mod openapi;
 mod page;
 mod prompts;
 mod reader;
@@ -63,6 +64,7 @@ pub(crate) fn router(models: Arc<Models>) -> Router {
         .route("/metrics", get(metrics))
         .route("/props", get(props))
         .route("/version", get(async || Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
+        .route("/openapi.json", get(openapi::document))
         .route("/v1/models", get(list))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::complete))

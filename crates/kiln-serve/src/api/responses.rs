@@ -46,7 +46,6 @@ struct Request {
     text: Option<Text>,
     reasoning: Option<Reasoning>,
     metadata: Option<BTreeMap<String, String>>,
-    kiln: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -118,7 +117,7 @@ pub(super) async fn create(
             }
         }
     }
-    let settings = request.settings()?;
+    let settings = request.settings(&body)?;
     let served = models.get(Some(&name)).await?;
     let choices = settings.choices(&served, key)?;
     // Instructions are not carried over to the next response.
@@ -144,7 +143,7 @@ pub(super) async fn create(
 }
 
 impl Request {
-    fn settings(&self) -> Result<Settings, ApiError> {
+    fn settings(&self, body: &Map<String, Value>) -> Result<Settings, ApiError> {
         if self.max_output_tokens == Some(0) {
             return Err(ApiError::field("max_output_tokens", "is 0, must be at least 1"));
         }
@@ -167,16 +166,11 @@ impl Request {
             Some(Format::JsonObject) => Some(ResponseFormat::JsonObject),
             Some(Format::JsonSchema { schema, .. }) => Some(ResponseFormat::schema(schema.clone())),
         };
-        let kiln = self.kiln.clone().map(serde_json::from_value).transpose();
         Ok(Settings {
             max_completion_tokens: self.max_output_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
             logprobs: (has_logprobs || self.top_logprobs.is_some()).then_some(Value::Bool(true)),
-            top_logprobs: self.top_logprobs,
             response_format,
-            kiln: kiln.map_err(|error| ApiError::field("kiln", error))?,
-            ..Settings::default()
+            ..Settings::of(body)?
         })
     }
 

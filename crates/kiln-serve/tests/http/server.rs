@@ -127,6 +127,43 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
+fn the_description_of_the_endpoints_is_true() {
+    let server = Running::new(|options| options);
+    let (status, document) = server.get("/openapi.json");
+    assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let Some(body) = methods["post"]["requestBody"]["content"].get("application/json") else {
+            if methods.get("get").is_some() {
+                let request = format!("GET {path} HTTP/1.1\r\nhost: {}", server.address);
+                assert_eq!(reply(server.send(&request, "")).status, 200, "{path}");
+            }
+            continue;
+        };
+        let (properties, required) =
+            (&body["schema"]["properties"], body["schema"]["required"].as_array().unwrap());
+        for name in required {
+            assert!(properties.get(name.as_str().unwrap()).is_some(), "{path}: {name}");
+        }
+        // Each field is known, and refuses a value of another type.
+        for (name, schema) in properties.as_object().unwrap() {
+            let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
+            let wrong = match kind {
+                Some("object" | "array") => json!("text"),
+                Some(_) => json!([{}]),
+                None => continue,
+            };
+            let (status, answer) = server.post(path, &json!({ name: wrong }));
+            assert_eq!(status, 400, "{path}: {name}: {answer}");
+            let text = answer.to_string();
+            assert!(
+                !text.contains("no such field") && !text.contains("unknown field"),
+                "{path}: {name}: {answer}"
+            );
+        }
+    }
+}
+
+#[test]
 fn only_those_who_may_ask_are_answered() {
     let server = Running::new(|options| ServeOptions {
         keys: vec!["one".into(), "two".into()],
