@@ -1,8 +1,9 @@
 //! The description of the endpoints (`OpenAPI` 3.1), from the tables of fields that requests are checked by.
 
-use axum::Json;
+use axum::{Json, extract::State};
 use serde_json::{Map, Value, json};
 
+use super::Server;
 use crate::fields::{self as known, Use};
 
 type Fields = &'static [&'static [(&'static str, Use)]];
@@ -174,7 +175,7 @@ fn body(fields: Fields, required: &[&str]) -> Value {
         match used {
             Use::Refused(..) => continue,
             Use::Only(value, why) => schema = json!({ "const": value, "description": why }),
-            Use::Accepted => schema["description"] = json!("changes nothing"),
+            Use::Accepted => schema = json!({ "description": "changes nothing" }),
             Use::Honoured => {}
         }
         properties.insert((*name).to_owned(), schema);
@@ -187,7 +188,15 @@ fn operation(summary: &str) -> Value {
     json!({ "summary": summary, "responses": { "200": { "description": "As the API has it" }, "default": error } })
 }
 
-pub(super) async fn document() -> Json<Value> {
+pub(super) async fn document(State(models): Server) -> Json<Value> {
+    let names: Vec<Option<&str>> = models.names().map(Some).chain([None]).collect();
+    let body = |fields, required: &[&str]| {
+        let mut body = body(fields, required);
+        if let Some(model) = body["properties"].get_mut("model") {
+            model["enum"] = json!(names);
+        }
+        body
+    };
     let mut paths = Map::new();
     for (path, summary) in GETS {
         paths.insert(path.to_owned(), json!({ "get": operation(summary) }));
