@@ -17,8 +17,7 @@ pub fn can_load(name: &str) -> bool {
     unsafe { libloading::Library::new(name) }.is_ok()
 }
 
-/// Lets the calling thread load kernels and allocate memory while launches are recorded, which CUDA otherwise
-/// refuses.
+/// Lets the calling thread load kernels while launches are recorded, which CUDA otherwise refuses.
 ///
 /// Trusts that the thread is cubecl's for a device, which keeps what it loads and allocates as long as the
 /// graph exists.

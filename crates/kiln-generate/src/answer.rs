@@ -236,7 +236,8 @@ impl AnswerParser {
         let held = mem::take(&mut self.held);
         match mem::replace(&mut self.state, State::Text) {
             State::Calls { mark, told } => self.read_calls(mark, told, &held, "", &mut parts),
-            State::Arguments { .. } | State::Object { .. } | State::Message(Kind::Told) => {}
+            State::Message(Kind::Told) => say(AnswerPart::Content, held.trim(), &mut parts),
+            State::Arguments { .. } | State::Object { .. } => {}
             State::Message(Kind::Call(name)) => read_message(name, &held, &mut parts),
             State::Reasoning | State::Message(Kind::Reasoning) => {
                 say(AnswerPart::Reasoning, &held, &mut parts)
@@ -325,6 +326,7 @@ impl AnswerParser {
             }
             State::Message(Kind::Told) => {
                 let Some((at, end)) = first(&self.held, &ENDS) else { return false };
+                say(AnswerPart::Content, self.held[..at].trim(), parts);
                 self.held.drain(..at + end.len());
                 self.enter_if(true, State::Header)
             }
@@ -349,7 +351,8 @@ impl AnswerParser {
             && is_first
             && self.held.trim_start().starts_with('{')
         {
-            return self.enter_if(true, State::Calls { mark: "", told: false });
+            self.state = State::Calls { mark: "", told: false };
+            return true;
         }
         let marks: Vec<&'static str> = self
             .format
@@ -406,21 +409,31 @@ impl AnswerParser {
         self.tools.iter().filter_map(|tool| tool.get("function").unwrap_or(tool)["name"].as_str())
     }
 
-    /// Reads calls between two marks, after those that were `told`; what cannot be read is text.
+    /// Reads calls between two marks; what cannot be read is text. `told`: whether one of them was told.
     fn read_calls(&self, mark: &str, told: bool, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
-        if told && body.trim_matches(is_between).is_empty() {
-            return;
+        if told {
+            return self.read_more_calls(body, parts);
         }
         let read = self.format.calls.and_then(|calls| calls.body.read(body, &self.tools));
         // Without a mark, an answer in JSON is a call only of a tool that there is.
         let is_known = |call: &ToolCall| self.names().any(|name| name == call.name);
-        let is_meant = |calls: &Vec<ToolCall>| {
-            !calls.is_empty() && (told || !mark.is_empty() || calls.iter().all(is_known))
-        };
+        let is_meant =
+            |calls: &Vec<ToolCall>| !calls.is_empty() && (!mark.is_empty() || calls.iter().all(is_known));
         match read.filter(is_meant) {
             Some(calls) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
-            None if told => say(AnswerPart::Content, body, parts),
             None => say(AnswerPart::Content, &format!("{mark}{body}{close}"), parts),
+        }
+    }
+
+    /// Reads what follows a call before the mark: other calls, or text. Signs between calls, and braces too
+    /// many, are neither.
+    fn read_more_calls(&self, body: &str, parts: &mut Vec<AnswerPart>) {
+        let rest = body.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | ']' | '}'));
+        let rest = rest.trim_end_matches(is_between);
+        let is_call = ["{", "<function=", "[TOOL_CALLS]"].iter().any(|start| rest.starts_with(start));
+        match self.format.calls.and_then(|calls| calls.body.read(rest, &self.tools)).filter(|_| is_call) {
+            Some(calls) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
+            None => say(AnswerPart::Content, rest, parts),
         }
     }
 }

@@ -129,7 +129,7 @@ impl Metrics {
 
     /// Tells the sizes of the cache of a model: of its `rows`, each of up to `positions` tokens, in blocks.
     pub(crate) fn cache_config(&self, name: &str, block_size: usize, rows: usize, positions: usize) {
-        let num_gpu_blocks = rows * positions.div_ceil(block_size);
+        let num_gpu_blocks = rows * positions.div_ceil(block_size.max(1));
         let config = CacheConfig { model_name: name.to_owned(), block_size, num_gpu_blocks };
         self.cache_config.get_or_create(&config).set(1);
     }

@@ -272,6 +272,7 @@ fn turns(
         while let Ok(work) = queued.try_recv() {
             take(work, model, &mut engine, readers, &mut deferred, turns_of_all);
         }
+        deferred.retain(|job: &Job| !job.reader.is_closed());
         if readers.len() < before || engine.is_idle() {
             let _turn = turns_of_all.blocking_lock();
             while let Some(job) = deferred.pop_front() {

@@ -41,7 +41,7 @@ fn object(text: &str) -> Option<Beginning> {
     ["\"arguments\"", "\"parameters\"", "\"args\""].into_iter().find_map(&mut take)?;
     take(":")?;
     let rest = take("{")?;
-    let is_name = !name.is_empty() && !name.contains('\\');
+    let is_name = !name.is_empty() && !name.contains(['\\', '<']);
     is_name.then(|| Beginning { name: name.to_owned(), len: text.len() - rest.len(), is_inner: true })
 }
 
@@ -74,7 +74,7 @@ impl Place {
     pub(super) const BEGUN: Self = Self { depth: 1, in_text: false, is_escaped: false };
 
     /// Goes on through `text`. Returns the number of bytes of it that are of the object, and whether it has
-    /// ended.
+    /// ended. A mark outside of a text ends it, too: braces were forgotten.
     pub(super) fn pass(&mut self, text: &str) -> (usize, bool) {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -82,6 +82,8 @@ impl Place {
                 b'\\' if self.in_text => self.is_escaped = true,
                 b'"' => self.in_text = !self.in_text,
                 _ if self.in_text => {}
+                // All marks begin so, and nothing in JSON does.
+                b'<' => return (at, true),
                 b'{' | b'[' => self.depth += 1,
                 b'}' | b']' => {
                     self.depth -= 1;

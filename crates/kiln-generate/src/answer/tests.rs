@@ -105,6 +105,39 @@ fn arguments_are_told_while_they_are_written() {
     check("[TOOL_CALLS]", "", text, &[call("weather", "{\"city\": \"Ro")]);
     let text = "<|channel|>commentary to=functions.weather<|message|> {\"city\": \"<|end|>";
     check("<|channel|>", "", text, &[call("weather", "{\"city\": \"<|end|>")]);
+    // Braces too many or too few, and what else may follow a call.
+    let hermes = |body: &str| format!("<tool_call>{body}</tool_call>So.");
+    let written = r#"{"name": "weather", "arguments": {"n": 2}"#;
+    let other = r#"{"name": "other"}"#;
+    let two = call("weather", r#"{"n": 2}"#);
+    for (text, more) in [
+        (hermes(&format!("{written}}}}}")), vec![]),
+        (hermes(written), vec![]),
+        (hermes(&format!("{written}}} Done.")), vec![content("Done.")]),
+        (hermes(&format!("{written}}}, {other}]")), vec![call("other", "{}")]),
+        (hermes(&format!("{written}}}\n{other}")), vec![call("other", "{}")]),
+        (hermes(&format!("{written}}}<function=other>")), vec![call("other", "{}")]),
+    ] {
+        let wanted: Vec<AnswerPart> = [vec![two.clone()], more, vec![content("So.")]]
+            .concat()
+            .into_iter()
+            .fold(Vec::new(), |mut all, part| {
+                match (all.last_mut(), &part) {
+                    (Some(AnswerPart::Content(text)), AnswerPart::Content(more)) => text.push_str(more),
+                    _ => all.push(part),
+                }
+                all
+            });
+        check("<tool_call>", "", &text, &wanted);
+    }
+    let text =
+        format!("<tool_call>{}</tool_call><tool_call>{written}}}</tool_call>", &written[..written.len() - 1]);
+    check("<tool_call>", "", &text, &[call("weather", r#"{"n": 2"#), two.clone()]);
+    let text =
+        format!("<|tool_call|>[{written}}}, {{\"arguments\": {{}}, \"name\": \"other\"}}]<|/tool_call|>");
+    check("<|tool_call|>", "", &text, &[two, call("other", "{}")]);
+    let text = "<|channel|>commentary to=functions.weather<|message|>{\"n\": 2} so<|call|>";
+    check("<|channel|>", "", text, &[call("weather", "{\"n\": 2}"), content("so")]);
     // Text after a call is not lost.
     let text = "<tool_call>{\"name\": \"weather\", \"arguments\": {}} and so</tool_call>";
     check("<tool_call>", "", text, &[call("weather", "{}"), content("and so")]);

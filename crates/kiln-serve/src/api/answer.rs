@@ -1,6 +1,7 @@
 //! Answers of several choices, in the form of any API: as one object, or piece by piece.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     sync::{
         Arc,
@@ -97,6 +98,8 @@ pub(super) struct Answer {
     pub(super) usage: Usage,
     /// Whether log-probabilities were asked for.
     pub(super) logprobs: bool,
+    /// Events that came before all choices were accepted.
+    early: VecDeque<(usize, Told)>,
     events: Events,
     /// Number of choices that one prompt is computed for, and counted once.
     n: usize,
@@ -148,14 +151,17 @@ impl Answer {
         let (open, begun) = (makes.len(), Instant::now());
         let mut events = served.worker.submit(makes, *share)?;
         let mut usage = Usage::default();
-        for _ in 0..open {
+        // A choice may go on while another one waits for memory.
+        let (mut accepted, mut early) = (0, VecDeque::new());
+        while accepted < open {
             match events.recv().await {
-                Some((choice, Told::Accepted { prompt_tokens })) if choice.is_multiple_of(*n) => {
-                    usage.prompt += prompt_tokens;
+                Some((choice, Told::Accepted { prompt_tokens })) => {
+                    accepted += 1;
+                    usage.prompt += if choice.is_multiple_of(*n) { prompt_tokens } else { 0 };
                 }
-                Some((_, Told::Accepted { .. })) => {}
                 Some((_, Told::Failed(error))) => return Err(error),
-                _ => return Err(ended()),
+                Some(event) => early.push_back(event),
+                None => return Err(ended()),
             }
         }
         let choice =
@@ -166,6 +172,7 @@ impl Answer {
             number: format!("{:x}{number:06x}", now()),
             created: now(),
             begun,
+            early,
             events,
             choices: (0..open).map(|_| choice()).collect(),
             usage,
@@ -205,7 +212,11 @@ impl Answer {
     /// The next step; `None` after the last of all choices.
     async fn next(&mut self) -> Option<Result<Step, ApiError>> {
         while self.open > 0 {
-            match self.events.recv().await {
+            let event = match self.early.pop_front() {
+                Some(event) => Some(event),
+                None => self.events.recv().await,
+            };
+            match event {
                 Some((_, Told::Accepted { .. })) => {}
                 Some((choice, Told::Piece(piece))) => return Some(Ok(self.take(choice, piece))),
                 Some((choice, Told::Ended(end, stats))) => return Some(Ok(self.end(choice, end, &stats))),

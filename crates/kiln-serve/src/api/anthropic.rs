@@ -421,7 +421,8 @@ fn tool_use(answer: &Answer, call: usize, input: &Value) -> Value {
 }
 
 impl Form for Messages {
-    fn whole(self, answer: Answer) -> Value {
+    fn whole(self, mut answer: Answer) -> Value {
+        answer.choices[0].message.take_cut_call();
         let message = &answer.choices[0].message;
         let mut content = Vec::new();
         if !message.reasoning.is_empty() && self.shows {
@@ -431,8 +432,7 @@ impl Form for Messages {
             content.push(json!({ "type": "text", "text": message.content }));
         }
         for (at, call) in message.calls.iter().enumerate() {
-            // A call that was cut off is no object.
-            let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            let input = serde_json::from_str(&call.arguments).unwrap_or_default();
             content.push(tool_use(&answer, at, &input));
         }
         let mut whole = Self::message(&answer, content);

@@ -390,7 +390,6 @@ impl Ollama {
 }
 
 fn call_object(call: &kiln::ToolCall) -> Value {
-    // A call that was cut off is no object.
     let arguments: Map<String, Value> = serde_json::from_str(&call.arguments).unwrap_or_default();
     json!({ "function": { "name": call.name, "arguments": arguments } })
 }
@@ -399,7 +398,8 @@ impl Form for Ollama {
     const EVENTS: bool = false;
 
     fn whole(self, mut answer: Answer) -> Value {
-        let message = std::mem::take(&mut answer.choices[0].message);
+        let mut message = std::mem::take(&mut answer.choices[0].message);
+        message.take_cut_call();
         let calls: Vec<Value> = message.calls.iter().map(call_object).collect();
         let mut line = self.line(&mut answer, &message.content, &message.reasoning, &calls);
         Self::finish(&mut line, &answer);
@@ -427,7 +427,10 @@ impl Form for Ollama {
             frames.push(Frame::new(&line));
         }
         if is_last {
-            self.tell_calls(answer, calls, &mut frames);
+            let cut = answer.choices[0].message.take_cut_call();
+            let whole = answer.choices[0].message.calls.len();
+            self.tell_calls(answer, whole, &mut frames);
+            frames.extend(cut.map(|text| Frame::new(&self.line(answer, &text, "", &[]))));
         }
         frames
     }

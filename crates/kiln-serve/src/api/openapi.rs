@@ -12,7 +12,7 @@ type Fields = &'static [&'static [(&'static str, Use)]];
 type Endpoint = (&'static str, &'static str, Fields, &'static [&'static str]);
 
 /// The endpoints that take JSON.
-const POSTS: [Endpoint; 13] = [
+const POSTS: [Endpoint; 14] = [
     ("/v1/chat/completions", "Answers a conversation", &[known::CHAT, known::COMMON], &["model", "messages"]),
     ("/v1/completions", "Continues texts", &[known::COMPLETIONS, known::COMMON], &["model", "prompt"]),
     ("/v1/responses", "Answers a conversation by items", &[known::RESPONSES], &["model"]),
@@ -39,6 +39,12 @@ const POSTS: [Endpoint; 13] = [
     ("/api/embed", "Computes embeddings of texts, as ollama does", &[known::OLLAMA_EMBED], &["model"]),
     ("/api/embeddings", "Computes the embedding of a text", &[known::OLLAMA_EMBEDDINGS], &["model"]),
     ("/api/show", "Describes a model", &[known::OLLAMA_SHOW], &[]),
+    (
+        "/apply-template",
+        "Writes a conversation as the model reads it",
+        &[known::CHAT, known::COMMON],
+        &["messages"],
+    ),
     ("/tokenize", "Makes tokens of a text", &[known::TOKENIZE], &["content"]),
     ("/detokenize", "Makes a text of tokens", &[known::DETOKENIZE], &["tokens"]),
 ];
@@ -160,15 +166,14 @@ fn schema(name: &str) -> Value {
             json!({ "oneOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
         }
         _ => match TYPES.iter().find(|(_, names)| names.contains(&name)) {
-            // Null is the same as no field.
-            Some((kind, _)) => json!({ "type": [kind, "null"] }),
+            Some((kind, _)) => json!({ "type": kind }),
             None => json!({}),
         },
     }
 }
 
 /// The schema of a body. Fields that are refused are left out.
-fn body(fields: Fields, required: &[&str]) -> Value {
+fn body(fields: Fields, required: &[&str], models: &[&str]) -> Value {
     let mut properties = Map::new();
     for (name, used) in fields.iter().copied().flatten() {
         let mut schema = schema(name);
@@ -176,7 +181,15 @@ fn body(fields: Fields, required: &[&str]) -> Value {
             Use::Refused(..) => continue,
             Use::Only(value, why) => schema = json!({ "const": value, "description": why }),
             Use::Accepted => schema = json!({ "description": "changes nothing" }),
+            Use::Honoured if *name == "model" => schema["enum"] = json!(models),
             Use::Honoured => {}
+        }
+        if let (false, Some(kind)) = (required.contains(name), schema["type"].as_str().map(str::to_owned)) {
+            // Null is the same as no field.
+            schema["type"] = json!([kind, "null"]);
+            if let Some(values) = schema.get_mut("enum").and_then(Value::as_array_mut) {
+                values.push(Value::Null);
+            }
         }
         properties.insert((*name).to_owned(), schema);
     }
@@ -184,34 +197,41 @@ fn body(fields: Fields, required: &[&str]) -> Value {
 }
 
 fn operation(summary: &str) -> Value {
-    let error = json!({ "description": "What is wrong, in the form of the API" });
+    let error = json!({ "description": "The error, in the form of the API" });
     json!({ "summary": summary, "responses": { "200": { "description": "As the API has it" }, "default": error } })
 }
 
+/// An operation on what the address names by its identity.
+fn of_id(summary: &str) -> Value {
+    let id = json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string" } });
+    let mut operation = operation(summary);
+    operation["parameters"] = json!([id]);
+    operation
+}
+
 pub(super) async fn document(State(models): Server) -> Json<Value> {
-    let names: Vec<Option<&str>> = models.names().map(Some).chain([None]).collect();
-    let body = |fields, required: &[&str]| {
-        let mut body = body(fields, required);
-        if let Some(model) = body["properties"].get_mut("model") {
-            model["enum"] = json!(names);
-        }
-        body
-    };
+    let names: Vec<&str> = models.names().collect();
     let mut paths = Map::new();
     for (path, summary) in GETS {
         paths.insert(path.to_owned(), json!({ "get": operation(summary) }));
     }
+    paths.insert("/v1/models/{id}".to_owned(), json!({ "get": of_id("A model") }));
+    let response = json!({ "get": of_id("A response that was kept"), "delete": of_id("Forgets a response") });
+    paths.insert("/v1/responses/{id}".to_owned(), response);
     let mut post = |path: &str, summary: &str, kind: &str, schema: Value| {
         let mut operation = operation(summary);
         operation["requestBody"] = json!({ "required": true, "content": { kind: { "schema": schema } } });
         paths.insert(path.to_owned(), json!({ "post": operation }));
     };
     for (path, summary, fields, required) in POSTS {
-        post(path, summary, "application/json", body(fields, required));
+        post(path, summary, "application/json", body(fields, required, &names));
     }
     for (path, summary) in FORMS {
-        let mut schema = body(&[known::AUDIO], &["file", "model"]);
+        let mut schema = body(&[known::AUDIO], &["model"], &names);
         schema["properties"]["file"] = json!({ "type": "string", "contentMediaType": "audio/wav" });
+        schema["required"] = json!(["file", "model"]);
+        // Lists are named with brackets, too.
+        schema["additionalProperties"] = json!(true);
         post(path, summary, "multipart/form-data", schema);
     }
     Json(json!({

@@ -2,7 +2,7 @@
 
 use kiln::{AnswerParser, AnswerPart, ToolCall};
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Map, Value, json, value::RawValue};
 
 /// Reads the parts of one choice from the pieces of its text.
 #[derive(Clone, Debug)]
@@ -100,7 +100,21 @@ pub(super) struct Message {
     pub(super) calls: Vec<ToolCall>,
 }
 
+/// Whether the arguments of a call are a whole object. They are none if the answer was cut off.
+pub(super) fn is_whole(call: &ToolCall) -> bool {
+    serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok()
+}
+
 impl Message {
+    /// Makes text of the last call if its arguments are not whole, for an API whose arguments are objects.
+    /// Returns the text.
+    pub(super) fn take_cut_call(&mut self) -> Option<String> {
+        let ToolCall { name, arguments } = self.calls.pop_if(|call| !is_whole(call))?;
+        let text = format!("{{\"name\": {}, \"arguments\": {arguments}", json!(name));
+        self.content.push_str(&text);
+        Some(text)
+    }
+
     pub(super) fn add(&mut self, part: &AnswerPart) {
         match part {
             AnswerPart::Content(text) => self.content.push_str(text),

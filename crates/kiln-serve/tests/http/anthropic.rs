@@ -99,6 +99,14 @@ fn tools_and_thinking_are_blocks() {
     let call = &answer["content"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!("weather")));
     assert!(["Rome", "Verona"].contains(&call["input"]["city"].as_str().unwrap()), "{call}");
+    // A call that is cut off is no object, and so it is text.
+    let mut cut = ask(tools.clone());
+    cut["max_tokens"] = json!(3);
+    let (_, short) = server.post("/v1/messages", &cut);
+    assert_eq!((&short["stop_reason"], &short["content"][0]["type"]), (&json!("max_tokens"), &json!("text")));
+    assert!(
+        short["content"][0]["text"].as_str().unwrap().starts_with("{\"name\": \"weather\", \"arguments\": {")
+    );
     let mut streamed = ask(tools);
     streamed["stream"] = json!(true);
     let events = server.json_events("/v1/messages", &streamed);

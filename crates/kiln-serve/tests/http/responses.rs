@@ -95,6 +95,13 @@ fn calls_and_reasoning_are_items() {
     assert_eq!(status, 200, "{answer}");
     let call = &answer["output"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("weather")));
+    let mut cut = ask(tools.clone());
+    cut["max_output_tokens"] = json!(3);
+    let (_, short) = server.post("/v1/responses", &cut);
+    assert_eq!(
+        (&short["status"], &short["output"][0]["status"]),
+        (&json!("incomplete"), &json!("incomplete"))
+    );
     let mut streamed = ask(tools);
     streamed["stream"] = json!(true);
     let events = server.json_events("/v1/responses", &streamed);

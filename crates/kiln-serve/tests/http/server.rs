@@ -133,7 +133,7 @@ fn the_description_of_the_endpoints_is_true() {
     assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
     for (path, methods) in document["paths"].as_object().unwrap() {
         let Some(body) = methods["post"]["requestBody"]["content"].get("application/json") else {
-            if methods.get("get").is_some() {
+            if methods.get("get").is_some() && !path.contains('{') {
                 let request = format!("GET {path} HTTP/1.1\r\nhost: {}", server.address);
                 assert_eq!(reply(server.send(&request, "")).status, 200, "{path}");
             }

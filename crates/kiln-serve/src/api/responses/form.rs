@@ -9,7 +9,7 @@ use super::{add, stored::Stored};
 use crate::{
     api::{
         answer::{Answer, Form, Frame, Step},
-        logprobs, now,
+        logprobs, now, reader,
     },
     error::ApiError,
     guard::Key,
@@ -145,7 +145,11 @@ impl Responses {
             "call_id": answer.call_id(0, call),
             "name": own.name,
             "arguments": if is_whole { own.arguments.as_str() } else { "" },
-            "status": if is_whole { "completed" } else { "in_progress" },
+            "status": match is_whole {
+                true if reader::is_whole(own) => "completed",
+                true => "incomplete",
+                false => "in_progress",
+            },
         })
     }
 
