@@ -291,7 +291,11 @@ fn turns(
             engine.cancel(id);
         }
         observe(&engine, readers.len(), deferred.len(), counts, metrics);
-        for event in block_on(engine.step()) {
+        let events = block_on(engine.step());
+        // A client that has its whole answer finds it counted as ended.
+        let ending = events.iter().filter(|event| !matches!(event, Event::Output(..))).count();
+        observe(&engine, readers.len().saturating_sub(ending), deferred.len(), counts, metrics);
+        for event in events {
             tell(event, &mut engine, readers, counts, metrics);
         }
         observe(&engine, readers.len(), deferred.len(), counts, metrics);
