@@ -4,7 +4,8 @@
     python tools/lm_eval_scores.py KILN_BINARY MODEL_FOLDER [options of `kiln serve`]
 
 The task is local: 40 questions with four answers each, and log-likelihoods of texts. `local-completions` sends each prompt with
-`echo` and `logprobs` to /v1/completions; `hf` computes in float32. Scores must be equal, and log-likelihoods within 0.1 %.
+`echo` and `logprobs` to /v1/completions; `hf` computes in float32. Scores must be equal, and log-likelihoods within
+0.1 %: both compute in float32, and sum in different orders.
 Needs the packages lm-eval[api], torch and transformers.
 """
 import argparse, json, os, pathlib, random, re, subprocess, sys, tempfile

@@ -15,7 +15,7 @@ to these instructions; choose a llama-server with the same.
     N3   tokens/s with 16 clients / Transformers'       N10  passes from a disconnect to a free place
     N4   tokens/s with 1 client / `kiln bench`          N13  tokens/s with half the memory for caches / with all
     N5   tokens/s sampled / greedy                      N15  2,000 requests at once: refusals, and those admitted
-    N6   p99 of the first token / llama-server's        N16  tokens/s with `--exact off` / exact
+    N6   p99 of the first token / llama-server's
 
 tools/exact_serve.py measures N9 (equal to alone), and tools/chaos_serve.py N14 (memory after many requests). N11 and
 N12 (launches on a GPU, and bytes of caches) need no clock.
@@ -44,7 +44,7 @@ import sys
 import tempfile
 import time
 
-NUMBERS = "N1 N2 N3 N4 N5 N6 N7 N8 N10 N13 N15 N16".split()
+NUMBERS = "N1 N2 N3 N4 N5 N6 N7 N8 N10 N13 N15".split()
 WORDS = "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what".split()
 ROWS, QUEUE, TOKENS = 16, 256, 64
 AVX2 = {"KILN_INSTRUCTIONS": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -245,7 +245,7 @@ class Measurement:
             context = ROWS * (options.long + 8 * TOKENS)
             command = [options.llama_server, "-m", options.model, "-np", ROWS, "-c", context, "-t", threads, "-tb", threads]
             return Server("llama-server", command, options, self.stack, place)
-        more = ["--dtype", "f32"] if name == "kiln-f32" else ["--exact=off"] if name == "kiln-loose" else []
+        more = ["--dtype", "f32"] if name == "kiln-f32" else []
         if name == "kiln-small": more = ["--memory", self.half()]
         model = options.transformers if name == "kiln-f32" else options.model
         command = [options.kiln, "serve", "-m", model, "-d", "cpu", "--threads", threads, "--rows", ROWS, "--queue", QUEUE, *more]
@@ -427,7 +427,6 @@ def rows(options):
         ("N13", "share of equal texts", ">=", 1, "equal", "", ""),
         ("N15", f"slowest refusal of {options.crowd:,} at once", "<=", 100, "crowd: refusal", "", "ms"),
         ("N15", "p99 of the admitted / as many alone", "<=", 1.1, "crowd: p99", "crowd: few", "s"),
-        ("N16", "`--exact off` / exact", "<=", 1.02, "rate kiln-loose 16", "rate kiln 16", "t/s"),
     ]
 
 
@@ -464,9 +463,7 @@ def arguments():
 
 def main():
     options = arguments()
-    loose = "--exact <" in subprocess.run([options.kiln, "serve", "--help"], capture_output=True, text=True).stdout
-    needed = {"llama": (options.llama_server, "no --llama-server"), "transformers": (options.transformers, "no --transformers"),
-              "kiln-loose": (loose, "no option")}
+    needed = {"llama": (options.llama_server, "no --llama-server"), "transformers": (options.transformers, "no --transformers")}
     lacking = {name: why for name, (there, why) in needed.items() if not there}
     # Each row with the reason for which it cannot be measured.
     chosen = [(row, "".join(why for name, why in lacking.items() if f" {name}" in f"{row[4]} {row[5]}"))

@@ -149,6 +149,7 @@ fn log_probabilities_of_a_prompt_are_those_of_the_model() {
             assert_eq!(got[0].logprobs, None);
             for (got, want) in got[1..].iter().zip(&want) {
                 let got = got.logprobs.as_ref().unwrap();
+                // Products of a whole prompt sum in another order than those of one token.
                 assert!((got.chosen - want.chosen).abs() < 1e-3, "{cache} by {chunk:?} on {device}");
                 assert_eq!(got.top[0].0, want.top[0].0);
                 assert_eq!(got.top.len(), 3);

@@ -428,10 +428,8 @@ impl AnswerParser {
     /// Reads what follows a call before the mark: other calls, or text. Signs between calls, and braces too
     /// many, are neither.
     fn read_more_calls(&self, body: &str, parts: &mut Vec<AnswerPart>) {
-        let rest = body.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | ']' | '}'));
-        let rest = rest.trim_end_matches(is_between);
-        let is_call = ["{", "<function=", "[TOOL_CALLS]"].iter().any(|start| rest.starts_with(start));
-        match self.format.calls.and_then(|calls| calls.body.read(rest, &self.tools)).filter(|_| is_call) {
+        let rest = body.trim_start_matches(|c: char| is_between(c) || c == '}').trim_end_matches(is_between);
+        match self.format.calls.and_then(|calls| calls.body.read_more(rest, &self.tools)) {
             Some(calls) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
             None => say(AnswerPart::Content, rest, parts),
         }

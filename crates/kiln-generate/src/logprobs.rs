@@ -71,7 +71,7 @@ impl PromptLogprobs {
         let fed = hidden.dims()[1];
         let mut scored = end - fed;
         // The last token of the prompt is followed by one that is still to be chosen.
-        let last = end.min(self.prompt.len() - 1);
+        let last = end.min(self.prompt.len().saturating_sub(1));
         while scored < last {
             let positions = AT_ONCE.min(last - scored);
             let logits = model.head(hidden.clone().narrow(1, scored + fed - end, positions));

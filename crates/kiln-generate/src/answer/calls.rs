@@ -34,6 +34,15 @@ impl Body {
             Self::Python => python(text),
         }
     }
+
+    /// Reads calls that follow one in JSON; `None` if the text is something else.
+    pub(super) fn read_more(self, text: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+        match self {
+            Self::Tagged if text.starts_with("<function=") => functions(text, tools),
+            _ if text.starts_with('{') => json(text),
+            _ => None,
+        }
+    }
 }
 
 /// Returns a JSON object as it is written; `None` if the text is none.

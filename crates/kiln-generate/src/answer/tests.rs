@@ -136,6 +136,8 @@ fn arguments_are_told_while_they_are_written() {
     let text =
         format!("<|tool_call|>[{written}}}, {{\"arguments\": {{}}, \"name\": \"other\"}}]<|/tool_call|>");
     check("<|tool_call|>", "", &text, &[two, call("other", "{}")]);
+    let text = format!("[TOOL_CALLS] [{written}}}, {other}]");
+    check("[TOOL_CALLS]", "", &text, &[call("weather", r#"{"n": 2}"#), call("other", "{}")]);
     let text = "<|channel|>commentary to=functions.weather<|message|>{\"n\": 2} so<|call|>";
     check("<|channel|>", "", text, &[call("weather", "{\"n\": 2}"), content("so")]);
     // Text after a call is not lost.

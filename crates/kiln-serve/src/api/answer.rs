@@ -308,3 +308,53 @@ pub(crate) fn finish_reason(reason: StopReason) -> &'static str {
         _ => "length",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test")]
+
+    use std::{
+        path::Path,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use kiln::{Error, Model};
+    use serde_json::Map;
+
+    use super::Answer;
+    use crate::{
+        ServeOptions, ServedModel,
+        api::{reader::Reader, settings::Settings},
+        guard::Key,
+        models::Models,
+        worker::Make,
+    };
+
+    #[tokio::test]
+    async fn a_choice_goes_on_while_another_one_waits_for_memory() {
+        let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
+        let models = Models::new(vec![ServedModel::loaded("demo", model)], ServeOptions::default()).unwrap();
+        let served = Arc::new(models).get(None).await.unwrap();
+        let choices = Settings::of(&Map::new()).unwrap().choices(&served, Key(None)).unwrap();
+        let text = |model: &Model| model.generate("ROMEO:").max_new_tokens(4).temperature(0.0).stream();
+        // Memory is there once the other choice has ended.
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let late: Make = Box::new(move |model| match counted.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(Error::refused("a cache")),
+            _ => text(model),
+        });
+        let makes = vec![Box::new(text) as Make, late];
+        let mut answer = Answer::begin(served, makes, &Reader::Plain, &choices).await.unwrap();
+        assert_eq!((asked.load(Ordering::Relaxed), answer.early.is_empty()), (2, false));
+        while let Some(step) = answer.next().await {
+            step.unwrap();
+        }
+        let [first, second] = &answer.choices[..] else { unreachable!() };
+        assert!(!first.message.content.is_empty());
+        assert_eq!(first.message.content, second.message.content);
+    }
+}

@@ -422,7 +422,7 @@ fn tool_use(answer: &Answer, call: usize, input: &Value) -> Value {
 
 impl Form for Messages {
     fn whole(self, mut answer: Answer) -> Value {
-        answer.choices[0].message.take_cut_call();
+        answer.choices[0].message.only_whole_calls();
         let message = &answer.choices[0].message;
         let mut content = Vec::new();
         if !message.reasoning.is_empty() && self.shows {

@@ -20,6 +20,9 @@ use crate::{error::ApiError, fields as known, guard::Key, models::Served, worker
 /// Most texts of a request: prompts times choices.
 const MOST_TEXTS: usize = 128;
 
+/// Most log-probabilities of prompts in an answer, which is whole in memory.
+const MOST_LOGPROBS: usize = 4 << 20;
+
 #[derive(Debug, Deserialize)]
 struct Completion {
     prompt: Prompts,
@@ -51,6 +54,15 @@ pub(super) async fn complete(
     if !(1..=MOST_TEXTS).contains(&texts) {
         let why = format!("asks for {texts} texts, must be from 1 to {MOST_TEXTS}");
         return Err(ApiError::field("prompt", why));
+    }
+    if let Some(top) = choices.prompt_logprobs {
+        let tokens: usize = prompts.iter().map(|prompt| prompt.bytes().div_ceil(4)).sum();
+        let told = tokens.saturating_mul(choices.n).saturating_mul(top + 1);
+        if told > MOST_LOGPROBS {
+            let why =
+                format!("asks for about {told} of prompts, at most {MOST_LOGPROBS}; send fewer prompts");
+            return Err(ApiError::field("logprobs", why));
+        }
     }
     let start = |prompt: &Prompt| match prompt {
         _ if !echo => Ok(String::new()),

@@ -23,6 +23,7 @@ use super::{
     answer::{Answer, Form, Frame, Step},
     chat, completions, date, fields, logprobs, now, parsed,
     prompts::Prompt,
+    reader,
     settings::{OneOrMany, ResponseFormat, Settings},
     turn::Turn,
 };
@@ -364,11 +365,15 @@ impl Ollama {
         line
     }
 
-    /// Tells the first `calls` calls that were not told, which are complete.
+    /// Tells those of the first `calls` calls that were not told, and go on no more.
     fn tell_calls(&mut self, answer: &mut Answer, calls: usize, frames: &mut Vec<Frame>) {
         for call in self.told..calls {
-            let call = call_object(&answer.choices[0].message.calls[call]);
-            frames.push(Frame::new(&self.line(answer, "", "", &[call])));
+            let call = &answer.choices[0].message.calls[call];
+            let (text, object) = match reader::is_whole(call) {
+                true => (String::new(), vec![call_object(call)]),
+                false => (reader::text_of(call), Vec::new()),
+            };
+            frames.push(Frame::new(&self.line(answer, &text, "", &object)));
         }
         self.told = calls;
     }
@@ -399,7 +404,7 @@ impl Form for Ollama {
 
     fn whole(self, mut answer: Answer) -> Value {
         let mut message = std::mem::take(&mut answer.choices[0].message);
-        message.take_cut_call();
+        message.only_whole_calls();
         let calls: Vec<Value> = message.calls.iter().map(call_object).collect();
         let mut line = self.line(&mut answer, &message.content, &message.reasoning, &calls);
         Self::finish(&mut line, &answer);
@@ -427,10 +432,7 @@ impl Form for Ollama {
             frames.push(Frame::new(&line));
         }
         if is_last {
-            let cut = answer.choices[0].message.take_cut_call();
-            let whole = answer.choices[0].message.calls.len();
-            self.tell_calls(answer, whole, &mut frames);
-            frames.extend(cut.map(|text| Frame::new(&self.line(answer, &text, "", &[]))));
+            self.tell_calls(answer, calls, &mut frames);
         }
         frames
     }

@@ -1,5 +1,7 @@
 //! The parts of a chat answer: content, reasoning and calls of tools.
 
+use std::mem;
+
 use kiln::{AnswerParser, AnswerPart, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
@@ -41,7 +43,7 @@ impl Reader {
             Self::Forced { .. } if piece.is_empty() => Vec::new(),
             Self::Forced { name: Some(name), text } if text.is_empty() => {
                 text.push_str(piece);
-                let call = ToolCall { name: std::mem::take(name), arguments: piece.to_owned() };
+                let call = ToolCall { name: mem::take(name), arguments: piece.to_owned() };
                 vec![AnswerPart::Call(call)]
             }
             Self::Forced { name: Some(_), .. } => vec![AnswerPart::Arguments(piece.to_owned())],
@@ -74,7 +76,7 @@ impl Reader {
                     })
                     .collect(),
                 // It was cut off.
-                Err(_) => vec![AnswerPart::Content(std::mem::take(text))],
+                Err(_) => vec![AnswerPart::Content(mem::take(text))],
             },
         }
     }
@@ -105,14 +107,18 @@ pub(super) fn is_whole(call: &ToolCall) -> bool {
     serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok()
 }
 
+/// The text of a call, for an API that cannot tell one whose arguments are not whole.
+pub(super) fn text_of(ToolCall { name, arguments }: &ToolCall) -> String {
+    format!("{{\"name\": {}, \"arguments\": {arguments}", json!(name))
+}
+
 impl Message {
-    /// Makes text of the last call if its arguments are not whole, for an API whose arguments are objects.
-    /// Returns the text.
-    pub(super) fn take_cut_call(&mut self) -> Option<String> {
-        let ToolCall { name, arguments } = self.calls.pop_if(|call| !is_whole(call))?;
-        let text = format!("{{\"name\": {}, \"arguments\": {arguments}", json!(name));
-        self.content.push_str(&text);
-        Some(text)
+    /// Makes text of the calls whose arguments are not whole, for an API whose arguments are objects.
+    pub(super) fn only_whole_calls(&mut self) {
+        let (whole, broken) = mem::take(&mut self.calls).into_iter().partition(is_whole);
+        self.calls = whole;
+        let broken: Vec<ToolCall> = broken;
+        self.content.extend(broken.iter().map(text_of));
     }
 
     pub(super) fn add(&mut self, part: &AnswerPart) {

@@ -73,6 +73,7 @@ fn an_echo_tells_the_log_probabilities_of_the_prompt() {
         let (_, answer) = server.post("/v1/completions", &body);
         log_probs.push(answer["choices"][0]["logprobs"]["token_logprobs"][0].clone());
     }
+    // Products of a whole prompt sum in another order than those of one token.
     let close = |got: &Value, want: &Value| match (got.as_f64(), want.as_f64()) {
         (Some(got), Some(want)) => (got - want).abs() < 1e-3,
         _ => got == want,

@@ -49,18 +49,6 @@ fn requests_that_others_leave_no_memory_for_wait_and_keep_their_bits() {
             }
         });
     }
-    // Some choices of a request may go on while others wait for memory.
-    let prompt = |tokens: u32| (3..3 + tokens).collect::<Vec<u32>>();
-    let several = json!({ "prompt": [prompt(40), prompt(390), prompt(380), prompt(5), prompt(370)] });
-    let want = ask(&alone, 1, &several).1;
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                let (status, answer) = ask(&server, 1, &several);
-                assert_eq!((status, &answer["choices"]), (200, &want["choices"]), "{answer}");
-            });
-        }
-    });
     let (_, answer) = ask(&server, 300, &json!({ "n": 4 }));
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4, "{answer}");

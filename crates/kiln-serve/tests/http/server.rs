@@ -67,6 +67,11 @@ fn what_is_wrong_is_named() {
         (json!({ "model": "demo", "prompt": "a", "n": 0 }), 400, "n"),
         (json!({ "model": "demo", "prompt": "a", "logprobs": 21 }), 400, "logprobs"),
         (json!({ "model": "demo", "prompt": "a", "logprobs": true }), 400, "logprobs"),
+        (
+            json!({ "model": "demo", "prompt": "a".repeat(1 << 20), "logprobs": 20, "echo": true }),
+            400,
+            "logprobs",
+        ),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "sliding" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "kiln": { "cache": "huge" } }), 400, "kiln.cache"),
         (json!({ "model": "demo", "prompt": "a", "cache_salt": "a".repeat(257) }), 400, "cache_salt"),
@@ -131,6 +136,14 @@ fn the_description_of_the_endpoints_is_true() {
     let server = Running::new(|options| options);
     let (status, document) = server.get("/openapi.json");
     assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
+    // All addresses are there, but for the page and those of ollama that download or store models.
+    let left_out =
+        ["/", "/page.css", "/page.js", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"];
+    for route in include_str!("../../src/api/mod.rs").split(".route(\"").skip(1) {
+        let path = route.split('"').next().unwrap().replace("{*id}", "{id}");
+        let is_there = document["paths"].get(&path).is_some();
+        assert_eq!(is_there, !left_out.contains(&path.as_str()) && !path.starts_with("/api/blobs"), "{path}");
+    }
     for (path, methods) in document["paths"].as_object().unwrap() {
         let Some(body) = methods["post"]["requestBody"]["content"].get("application/json") else {
             if methods.get("get").is_some() && !path.contains('{') {
