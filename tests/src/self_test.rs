@@ -138,3 +138,19 @@ fn a_model_whose_kernels_were_compared_runs_with_them() {
         assert_eq!(tokens(opened, SelfTest::Always), tokens(opened, SelfTest::Never), "{name}");
     }
 }
+
+/// Models that only make embeddings are compared by their hidden states.
+#[test]
+fn a_model_without_a_head_is_compared_too() {
+    for model in ["qwen3", "gemma3_text"] {
+        let folder = fixtures("5.23.0-embeddings").join("models").join(model);
+        let embedded = |opened, when| {
+            let model = float32(Model::builder(&folder), opened).self_test(when).load().unwrap();
+            model.embed(vec![vec![3, 1, 4, 1, 5]]).run().unwrap()
+        };
+        for (name, opened) in kiln_testkit::devices::opened() {
+            let [compared, not] = [SelfTest::Always, SelfTest::Never].map(|when| embedded(opened, when));
+            assert_eq!(compared, not, "{name}: {model}");
+        }
+    }
+}

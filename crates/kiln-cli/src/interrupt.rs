@@ -1,11 +1,8 @@
-//! Ctrl-C: ends the program in order, or stops the work of a command.
+//! Ctrl-C: ends the program, or stops the work of a command.
 
-use std::{
-    process::{abort, exit},
-    sync::atomic::{AtomicBool, Ordering},
-    thread::{sleep, spawn},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kiln::expert::{exit_at_once, interrupted};
 
 /// Exit code of a program that Ctrl-C ended, by the convention of shells.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -17,13 +14,8 @@ static ENDS: AtomicBool = AtomicBool::new(true);
 pub(crate) fn handle() {
     let handler = || {
         if ENDS.swap(true, Ordering::Relaxed) {
-            kiln::expert::interrupted();
-            // A driver may wait at exit for a kernel that hangs.
-            spawn(|| {
-                sleep(Duration::from_secs(2));
-                abort();
-            });
-            exit(INTERRUPTED.into());
+            interrupted();
+            exit_at_once(INTERRUPTED.into());
         }
     };
     if let Err(e) = ctrlc::set_handler(handler) {

@@ -17,6 +17,21 @@ pub fn can_load(name: &str) -> bool {
     unsafe { libloading::Library::new(name) }.is_ok()
 }
 
+/// Ends the process without what it does at its end in order.
+///
+/// Drivers and compilers of GPUs free what their threads still use when a process ends in order: NVIDIA's
+/// crash, and others may wait for a kernel that hangs.
+pub fn exit_at_once(code: i32) -> ! {
+    #[cfg(unix)]
+    // SAFETY: the function takes any number and does not return.
+    unsafe {
+        libc::_exit(code)
+    }
+    // Windows ends the other threads first.
+    #[cfg(not(unix))]
+    std::process::exit(code)
+}
+
 /// Lets the calling thread load kernels while launches are recorded, which CUDA otherwise refuses.
 ///
 /// Trusts that the thread is cubecl's for a device, which keeps what it loads and allocates as long as the

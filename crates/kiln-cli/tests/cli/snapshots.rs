@@ -111,6 +111,7 @@ const REFUSED: &str = "
     serve --alias a --alias b
     serve --max-models 0
     serve --alias a --alias a --model assets/demo --model assets/demo
+    bench --quant q8_0 --random model_type=llama,num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=50 -n 0
     bench --offload-experts --random model_type=llama,num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=50 -n 0
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x

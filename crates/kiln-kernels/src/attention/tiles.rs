@@ -3,9 +3,10 @@
 use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{BINDINGS, MIXED};
+use super::{Attention, BINDINGS, MIXED};
 use crate::runtime::{
     device::info::MatrixUnits,
+    kernel::Kernel,
     launch::comes_in,
     matrix_units::{cells, units_for},
     shader::{Lines, Shader},
@@ -59,7 +60,7 @@ pub(super) const SHADER: Shader = Shader {
 /// supported length and layout, and the device has matrix units. `split` is 1 if workgroups share keys.
 pub(super) fn picks(tensors: [&CubeTensor; 3], split: usize, device: &Device) -> Option<[usize; 3]> {
     let [q, ..] = tensors;
-    let units = units_for(q.dtype, device)?;
+    let units = units_for(Attention::NAME, q.dtype, device)?;
     // A text is right for subgroups of any size. Those of 32 threads are common.
     let of = |threads| UNITS.iter().position(|&own| own == MatrixUnits { threads, ..units });
     let first = of(units.threads).or_else(|| of(32))?;

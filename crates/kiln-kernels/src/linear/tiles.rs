@@ -10,7 +10,7 @@ use crate::{
     linear::matrix::Matrix,
     runtime::{
         device::info::MatrixUnits,
-        kernel::INVARIANT_UP_TO,
+        kernel::{INVARIANT_UP_TO, Kernel},
         launch::{Launch, comes_in, empty, primitive, strides},
         matrix_units::{cells, units_for},
         shader::{Lines, Shader, reads, writes},
@@ -84,7 +84,7 @@ pub(super) const SHADER: Shader = Shader {
 
 /// Whether a device takes more than a few rows of type `dtype`.
 pub(super) fn takes(dtype: DType, device: &Device) -> bool {
-    units_for(dtype, device).is_some()
+    units_for(Linear::NAME, dtype, device).is_some()
 }
 
 /// Index of the shape for a result of this size.
@@ -114,7 +114,7 @@ pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let rows = batch * tokens;
     let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-    let units = match units_for(x.dtype(), &x.device()) {
+    let units = match units_for(Linear::NAME, x.dtype(), &x.device()) {
         Some(units) if of_one_type && rows > INVARIANT_UP_TO && input * output > 0 => units,
         _ => return Err(linear),
     };

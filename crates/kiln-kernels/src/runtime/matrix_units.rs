@@ -7,11 +7,11 @@ use crate::runtime::{
     launch::prefers_few_groups,
 };
 
-/// The units that multiply many rows of type `dtype`, if any do. A software device emulates them and is
-/// faster without.
-pub(crate) fn units_for(dtype: DType, device: &Device) -> Option<MatrixUnits> {
+/// The units that multiply many rows of type `dtype` in a kernel, if any do. A software device emulates them
+/// and is faster without.
+pub(crate) fn units_for(kernel: &str, dtype: DType, device: &Device) -> Option<MatrixUnits> {
     let is_worth_it = dtype == DType::F16 && !prefers_few_groups(device);
-    is_worth_it.then(|| matrix_units(device)).flatten()
+    is_worth_it.then(|| matrix_units(device, kernel)).flatten()
 }
 
 /// The lines that define the elements of workgroup memory.

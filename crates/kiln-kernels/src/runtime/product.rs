@@ -58,10 +58,14 @@ mod cuda {
         let (left, right) = (primitive(a.clone()), primitive(b.clone()));
         let dtype = left.dtype;
         let elem = dtype_to_storage_type(dtype);
-        let with_tensor_cores = (dtype != DType::F32).then(|| Strategy::SimpleCyclicCmma(Default::default()));
-        let strategies =
-            [with_tensor_cores, Some(Strategy::SimpleUnit(Default::default())), Some(Strategy::Naive)];
-        for strategy in strategies.into_iter().flatten() {
+        // The fastest first. A routine refuses shapes, layouts and devices that it does not take.
+        let with_tensor_cores = [
+            Strategy::SpecializedTmaMma(Default::default()),
+            Strategy::OrderedDoubleMma(Default::default()),
+            Strategy::SimpleCyclicCmma(Default::default()),
+        ];
+        let without = [Strategy::SimpleUnit(Default::default()), Strategy::Naive];
+        for strategy in with_tensor_cores.into_iter().filter(|_| dtype != DType::F32).chain(without) {
             let out = empty_device_dtype(left.client.clone(), left.device.clone(), Shape::from(shape), dtype);
             let mut elems = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
             let [x, y] = [&left, &right].map(|factor| InputBinding::new(factor.clone().binding(), elem));

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, atomic::Ordering};
 
 use kiln_core::{Error, Result, batch::Batch, layer::StepShape, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{GenerationConfig, OomPolicy, Options, Settings, TokenTable};
+use kiln_kernels::device::{DeviceClass, Opened};
 
 use super::Model;
 use crate::{
@@ -165,13 +166,19 @@ impl Model {
         }
     }
 
-    /// Maximum number of prompt tokens per forward pass of `rows` rows such that activations take at most 32
-    /// MiB. A long prompt then needs little more memory than its keys and values.
+    /// Maximum number of prompt tokens per forward pass of `rows` rows. Activations take at most 32 MiB, or
+    /// 128 MiB on a GPU, which needs many rows to be busy: a long prompt needs little more memory than its
+    /// keys and values.
     pub fn largest_chunk(&self, rows: usize) -> usize {
-        const ACTIVATIONS: usize = 32 << 20;
+        /// Rows of the tiles in which GPUs multiply.
+        const TILE: usize = 128;
 
+        let is_gpu =
+            |stage: &(Opened, _)| !matches!(stage.0.info.class, DeviceClass::Cpu | DeviceClass::Software);
+        let activations = if self.loaded.stages.iter().all(is_gpu) { 128 << 20 } else { 32 << 20 };
         let a_token = self.loaded.sizes.token_bytes(self.loaded.dtype.size());
         let bytes = rows.max(1).saturating_mul(a_token).max(1);
-        (ACTIVATIONS / bytes).clamp(16, 2048)
+        let chunk = (activations / bytes).clamp(16, 2048);
+        if chunk < TILE { chunk } else { chunk / TILE * TILE }
     }
 }

@@ -264,7 +264,8 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Packs the weights when they are loaded, in the formats of a mixture, as [`quantize`](crate::quantize)
-    /// packs them in a file. `None`, the default: weights keep the format in which they are stored.
+    /// packs them in a file. `None`, the default: weights keep the format in which they are stored. Random
+    /// weights are not packed: loading them is an [`Error::Setting`].
     pub fn quant(self, mixture: impl Into<Option<Mixture>>) -> Self {
         Self { quant: mixture.into(), ..self }
     }
@@ -554,6 +555,10 @@ impl<'a> ModelBuilder<'a> {
     }
 
     fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
+        if self.quant.is_some() {
+            let why = "packs no random weights; save them as a folder and load that".to_owned();
+            return Err(Error::Setting { name: "quant", why });
+        }
         let configured = configure(config)?;
         self.check_stages(configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;

@@ -37,6 +37,9 @@ pub enum SelfTest {
 /// Name of the matrix units, a part of a device that is not a kernel.
 const MATRIX_UNITS: &str = "matrix units";
 
+/// Beginning of the name of the matrix units in one kernel.
+const MATRIX_UNITS_OF: &str = "matrix units of ";
+
 /// Name of captured steps.
 const CAPTURED: &str = "captured steps";
 
@@ -153,7 +156,9 @@ impl Test<'_> {
             }
         }
         let left_out = |name: &str| {
-            [MATRIX_UNITS, CAPTURED].contains(&name) || KERNELS.iter().any(|kernel| kernel.name == name)
+            [MATRIX_UNITS, CAPTURED].contains(&name)
+                || name.starts_with(MATRIX_UNITS_OF)
+                || KERNELS.iter().any(|kernel| kernel.name == name)
         };
         for name in wrong.iter().filter(|name| left_out(name)) {
             let (why, again) = match crashed.contains(name) {
@@ -187,13 +192,15 @@ impl Test<'_> {
             true => self.device.clone().with_matrix_units(None),
             false => self.device.clone(),
         };
+        let in_kernels = wrong.iter().filter_map(|name| name.strip_prefix(MATRIX_UNITS_OF));
+        let device = device.without_matrix_units_in(in_kernels.map(str::to_owned));
         let wrong_kernels = KERNELS.iter().map(|kernel| kernel.name).filter(|name| wrong.contains(*name));
         let kernels = Kernels::new(Choice::Auto, &device.device)?.and_without(wrong_kernels);
         Ok(Trusted { device, kernels, captures: !wrong.contains(CAPTURED) })
     }
 }
 
-/// The parts that give wrong results: kernels, or the matrix units without which they are right. Kernels that
+/// The parts that give wrong results: kernels, or their matrix units if they are right without. Kernels that
 /// crashed a process are not tested.
 fn distrusted(
     record: &Record,
@@ -223,11 +230,10 @@ fn distrusted(
     let others = wrong(&device.clone().with_matrix_units(None));
     // Restores the matrix units, which may not be at fault.
     _ = device.clone().with_matrix_units(device.info.matrix_units);
-    let mut others = others?;
-    if others != first {
-        others.insert(MATRIX_UNITS.to_owned());
-    }
-    Ok(others)
+    let mut wrong = others?;
+    let right = first.difference(&wrong).map(|kernel| format!("{MATRIX_UNITS_OF}{kernel}"));
+    wrong.extend(right.collect::<Vec<_>>());
+    Ok(wrong)
 }
 
 /// A key for everything that results of kernels depend on, except the number type.
@@ -311,7 +317,7 @@ mod tests {
         let planted = [KernelInfo::of::<Planted>()];
         let record = Record::of(key(&device), None);
         let found = |device: &Opened| distrusted(&record, device, DType::F32, &planted, &[]);
-        assert_eq!(found(&device), Ok(names(&[MATRIX_UNITS])));
+        assert_eq!(found(&device), Ok(names(&["matrix units of planted"])));
         assert_eq!(open(DeviceName::Wgpu(None)).unwrap().info.matrix_units, device.info.matrix_units);
         let device = device.with_matrix_units(None);
         assert_eq!(found(&device), Ok(names(&[])));

@@ -229,16 +229,20 @@ impl<'a> Ends<'a> {
         (0..PASSES.iter().sum()).map(|i| ((i * 7919 + 13) % vocab) as TokenId).collect()
     }
 
-    /// Logits of all positions of each pass.
+    /// Logits of all positions of each pass; the hidden states of a model that only makes embeddings.
     fn logits(&self, on: &On, model: &dyn CausalModel) -> Result<Vec<Vec<f32>>> {
         let mut cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels.clone().into())?;
         let tokens = self.tokens();
         let mut rest = &tokens[..];
+        let output = if model.check_generative().is_ok() { Logits::All } else { Logits::Hidden };
         let pass = |n: usize| {
             let (now, after) = rest.split_at(n);
             rest = after;
             let batch = Batch::from_rows(&[now.to_vec()], &on.device.device)?;
-            let logits = model.forward(&batch, Logits::All, &mut cache)?;
+            if model.is_bidirectional() {
+                cache.reset();
+            }
+            let logits = model.forward(&batch, output, &mut cache)?;
             Ok(read_back::read(logits)?.iter::<f32>().collect())
         };
         PASSES.into_iter().map(pass).collect()
@@ -259,7 +263,7 @@ impl<'a> Ends<'a> {
         let sizes = self.configured.sizes();
         let passes = PASSES.iter().zip(got.iter().zip(want));
         let passes: Vec<_> =
-            passes.map(|(&tokens, (got, want))| compared(tokens, got, want, sizes.vocab, on.dtype)).collect();
+            passes.map(|(&tokens, (got, want))| compared(tokens, got, want, on.dtype)).collect();
         // If two experts are almost equally likely, rounding decides between them. This changes the results
         // of a few tokens.
         let allowed = if sizes.experts.is_some() { PASSES.iter().sum::<usize>() / 4 } else { 0 };
@@ -310,7 +314,7 @@ impl<'a> Ends<'a> {
     /// Whether captured steps give the tokens of launched ones; `None` if steps are not captured.
     fn captured(&self, on: &On) -> Result<Option<bool>> {
         let model: Arc<dyn CausalModel> = self.load(on)?.into();
-        if !model.can_be_captured() {
+        if !model.can_be_captured() || model.check_generative().is_err() {
             return Ok(None);
         }
         let tokens = |compile| -> Result<Vec<Option<TokenId>>> {
@@ -357,11 +361,12 @@ fn least_cosine(dtype: DType) -> f64 {
 const FARTHEST: f64 = 6.0;
 
 /// The agreement of a pass, and the number of positions that do not agree.
-fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType) -> (Agreement, usize) {
+fn compared(tokens: usize, got: &[f32], want: &[f32], dtype: DType) -> (Agreement, usize) {
+    let width = want.len() / tokens;
     let share = (2.0 * (1.0 - least_cosine(dtype))).sqrt();
     let mut agreement = Agreement { tokens, cosine: 1.0, farthest: 0.0 };
-    let mut wrong = tokens.saturating_sub(got.len() / vocab);
-    for (got, want) in got.chunks(vocab).zip(want.chunks(vocab)) {
+    let mut wrong = tokens.saturating_sub(got.len() / width);
+    for (got, want) in got.chunks(width).zip(want.chunks(width)) {
         // A common offset of all logits does not affect tokens.
         let centered = |logits: &[f32]| -> Vec<f64> {
             let mean = logits.iter().map(|logit| f64::from(*logit)).sum::<f64>() / logits.len() as f64;
@@ -374,7 +379,7 @@ fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType
             true => dot(&got, &want) / (square * other).sqrt(),
             false => 1.0,
         };
-        let allowed = FARTHEST * share * (square / vocab as f64).sqrt() + f64::from(f32::MIN_POSITIVE);
+        let allowed = FARTHEST * share * (square / width as f64).sqrt() + f64::from(f32::MIN_POSITIVE);
         let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
         let farthest =
             off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) });
@@ -401,7 +406,7 @@ mod tests {
     fn comparisons_accept_rounding_and_reject_faults() {
         let vocab = 1000;
         let want = logits(vocab, 1.0);
-        let wrong = |got: &[f32], dtype| compared(1, got, &want, vocab, dtype).1;
+        let wrong = |got: &[f32], dtype| compared(1, got, &want, dtype).1;
         let noise = |share: f32| -> Vec<f32> {
             let noise = |i: usize| ((i * 104_729 % 2003) as f32 / 2003.0 - 0.5) * 3.5 * 2.9 * share;
             want.iter().enumerate().map(|(i, logit)| logit + noise(i)).collect()
@@ -414,7 +419,7 @@ mod tests {
         // With one wrong row of the head, the cosine hardly changes.
         let mut one = want.clone();
         one[500] += 9.0;
-        let (agreement, positions) = compared(1, &one, &want, vocab, DType::F16);
+        let (agreement, positions) = compared(1, &one, &want, DType::F16);
         assert!(agreement.cosine > 0.99 && positions == 1, "{agreement:?}");
         for bad in [f32::NAN, f32::INFINITY] {
             one[500] = bad;

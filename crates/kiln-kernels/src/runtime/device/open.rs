@@ -22,6 +22,15 @@ impl Opened {
         self.info.matrix_units = units;
         self
     }
+
+    /// Makes the kernels with these names in this process do without matrix units from now on.
+    pub fn without_matrix_units_in(self, kernels: impl IntoIterator<Item = String>) -> Self {
+        #[cfg(feature = "wgpu")]
+        opened::leave_out_matrix_units(&self.device, kernels);
+        #[cfg(not(feature = "wgpu"))]
+        drop(kernels);
+        self
+    }
 }
 
 /// Lists every device of this build and machine, and for each missing kind the reason.

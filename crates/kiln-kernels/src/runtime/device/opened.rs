@@ -1,7 +1,7 @@
 //! The open wgpu devices, and the properties that launches look up.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Mutex, PoisonError},
 };
 
@@ -18,6 +18,14 @@ pub(super) struct Handles {
     pub(super) setup: WgpuSetup,
     /// See `subnormals.rs`.
     pub(super) keeps_subnormals: bool,
+    /// Kernels that do not use matrix units.
+    pub(super) without_matrix_units: BTreeSet<String>,
+}
+
+impl Handles {
+    pub(super) fn new(opened: Opened, setup: WgpuSetup, keeps_subnormals: bool) -> Self {
+        Self { opened, setup, keeps_subnormals, without_matrix_units: BTreeSet::new() }
+    }
 }
 
 /// Destroys a device, as if the driver had lost it.
@@ -52,9 +60,12 @@ pub(crate) fn is_software(device: &Device) -> bool {
     info(device, |info| info.class == DeviceClass::Software).unwrap_or(false)
 }
 
-/// The matrix units of a device that [`open`](fn@crate::device::open) opened.
-pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
-    info(device, |info| info.matrix_units)?
+/// The matrix units for a kernel of a device that [`open`](fn@crate::device::open) opened.
+pub(crate) fn matrix_units(device: &Device, kernel: &str) -> Option<MatrixUnits> {
+    known(device, |handles| match handles.without_matrix_units.contains(kernel) {
+        true => None,
+        false => handles.opened.info.matrix_units,
+    })?
 }
 
 /// Bytes of the largest tensor that a kernel can be given, on a device that [`open`](fn@crate::device::open)
@@ -66,4 +77,9 @@ pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
 /// Sets the result of [`matrix_units`] from now on.
 pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
     known(device, |handles| handles.opened.info.matrix_units = units);
+}
+
+/// Makes `kernels` do without matrix units from now on.
+pub(super) fn leave_out_matrix_units(device: &Device, kernels: impl IntoIterator<Item = String>) {
+    known(device, |handles| handles.without_matrix_units.extend(kernels));
 }

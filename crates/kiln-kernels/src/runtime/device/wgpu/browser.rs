@@ -40,7 +40,7 @@ pub async fn open_async() -> Result<Opened> {
     let keeps_subnormals = subnormals::are_kept(&device).await;
     let opened = Opened { device, info };
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_default().insert(0, Handles { opened: opened.clone(), setup, keeps_subnormals });
+    all.get_or_insert_default().insert(0, Handles::new(opened.clone(), setup, keeps_subnormals));
     Ok(opened)
 }
 

@@ -95,7 +95,7 @@ pub(in crate::runtime::device) fn open(index: Option<usize>) -> Result<Opened> {
     let keeps_subnormals = block_on(subnormals::are_kept(&device));
     tracing::debug!(target: "kiln", keeps_subnormals, "opened {}", info.adapter);
     let device = Opened { device, info };
-    opened.insert(number, Handles { opened: device.clone(), setup, keeps_subnormals });
+    opened.insert(number, Handles::new(device.clone(), setup, keeps_subnormals));
     Ok(device)
 }
 
@@ -106,7 +106,9 @@ fn watch(device: &Device, setup: &WgpuSetup) {
 }
 
 /// Opens a new device on the adapter of one that was lost.
-fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Result<Handles> {
+fn open_again(
+    Handles { opened: lost, setup, keeps_subnormals, without_matrix_units }: &Handles,
+) -> Result<Handles> {
     let failed = |e: &dyn std::fmt::Display| {
         unavailable(lost.info.name, format!("it was lost, and opening it again failed: {e}"))
     };
@@ -128,7 +130,9 @@ fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Re
         .map_err(|e| failed(&e))?;
     watch(&device, &setup);
     let opened = Opened { device, info: lost.info.clone() };
-    Ok(Handles { opened, setup, keeps_subnormals: *keeps_subnormals })
+    let mut handles = Handles::new(opened, setup, *keeps_subnormals);
+    handles.without_matrix_units.clone_from(without_matrix_units);
+    Ok(handles)
 }
 
 /// Stops the work of the device's thread with a panic, like Burn's own handler. Tensors that were to be
