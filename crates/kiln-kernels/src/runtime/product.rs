@@ -58,7 +58,8 @@ mod cuda {
         let (left, right) = (primitive(a.clone()), primitive(b.clone()));
         let dtype = left.dtype;
         let elem = dtype_to_storage_type(dtype);
-        // The fastest first. A routine refuses shapes, layouts and devices that it does not take.
+        // The fastest on an H100 first (docs/measurements/nvidia.md). A routine refuses shapes, layouts and
+        // devices that it does not take.
         let with_tensor_cores = [
             Strategy::SpecializedTmaMma(Default::default()),
             Strategy::OrderedDoubleMma(Default::default()),

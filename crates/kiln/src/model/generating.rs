@@ -168,7 +168,7 @@ impl Model {
 
     /// Maximum number of prompt tokens per forward pass of `rows` rows. Activations take at most 32 MiB, or
     /// 128 MiB on a GPU, which needs many rows to be busy: a long prompt needs little more memory than its
-    /// keys and values.
+    /// keys and values. From 128 tokens on, it is a multiple of 128.
     pub fn largest_chunk(&self, rows: usize) -> usize {
         /// Rows of the tiles in which GPUs multiply.
         const TILE: usize = 128;
