@@ -23,7 +23,6 @@ struct Part {
     // 1: scores have a softcap.
     capped: u32,
 }
-var<workgroup> shared_part: Part;
 
 fn place_of(workgroup: u32) -> Place {
     let head = workgroup / info.tiles / info.splits;

@@ -8,6 +8,7 @@ const TOGETHER = 4u;
 // Number of keys whose sums are added up between two barriers.
 const STEP = 128u / FOURS;
 
+var<workgroup> shared_part: Part;
 // Elements of the rows per dimension. There are at most 256 dimensions, or 128 with 8 rows.
 var<workgroup> rows: array<vec4<f32>, ROOM>;
 // Sums of lanes, then scores, then weights of keys.

@@ -24,6 +24,7 @@ const PAIR = min(PARTS, 2u);
 // In this order: queries and keys [4 vec4s of dimensions, 64]; the largest scores per lane; then, for 16
 // keys, weights [16 vec4s of rows, 16 keys] and values [16 keys, 16 PAIR vec4s of dimensions].
 var<workgroup> memory: array<vec4<f32>, VALUES + PAIR * LANES>;
+var<workgroup> shared_part: Part;
 
 fn query_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {

@@ -59,8 +59,16 @@ var<workgroup> value_tile: array<cell, KEYS * STRIDE>;
 // Scores first, then sums that are rescaled or written as the result.
 var<workgroup> scores: array<f32, ROWS * SCORES>;
 var<workgroup> weights: array<cell, ROWS * WEIGHTS>;
-// 1: a row has a new bar.
-var<workgroup> raised: u32;
+// x is 1: a row has a new bar.
+var<workgroup> raised: vec4<u32>;
+
+// Matrix units read at multiples of 16 bytes, and drivers put one variable after the other. The sizes of all
+// variables are therefore such multiples.
+struct Aligned {
+    part: Part,
+    rest: array<u32, 3>,
+}
+var<workgroup> shared_part: Aligned;
 
 // Eight elements of a vector.
 struct Eight {
@@ -133,10 +141,10 @@ fn main(
     let place = place_of(workgroup);
     let earliest = earliest_of(place);
     if lane == 0u {
-        shared_part = share(place, earliest);
-        raised = 0u;
+        shared_part.part = share(place, earliest);
+        raised.x = 0u;
     }
-    let part = workgroupUniformLoad(&shared_part);
+    let part = workgroupUniformLoad(&shared_part).part;
     if SPLIT {
         if part.begin >= part.end {
             for (var row = lane; row < ROWS; row += LANES) {
@@ -280,7 +288,7 @@ fn main(
                 if most > bars[i] + MOST {
                     // Without a bar, sums are 0.
                     if bars[i] > NO_BAR {
-                        raised = 1u;
+                        raised.x = 1u;
                     }
                     shrunk[i] = exp2(bars[i] - (most - FIRST));
                     bars[i] = most - FIRST;
@@ -293,7 +301,7 @@ fn main(
             }
 
             // All lanes have written.
-            if workgroupUniformLoad(&raised) == 1u {
+            if workgroupUniformLoad(&raised).x == 1u {
                 for (var piece = 0u; piece < DIM / 16u; piece++) {
                     for (var i = 0u; i < PIECES * PIECES; i++) {
                         let at = i / PIECES * SIZE * SCORES + i % PIECES * SIZE;
@@ -314,7 +322,7 @@ fn main(
                     workgroupBarrier();
                 }
                 if lane == 0u {
-                    raised = 0u;
+                    raised.x = 0u;
                 }
             }
 

@@ -61,6 +61,15 @@ fn shaders_are_valid_within_the_limits_of_every_device() {
             of_space.map(|(_, variable)| module.types[variable.ty].inner.size(module.to_ctx())).sum()
         };
         assert!(bytes_in(AddressSpace::WorkGroup) <= 16 << 10, "{name}");
+        // Matrix units read at multiples of 16 bytes, and drivers put one variable after the other.
+        let ends_early = |variable: &naga::GlobalVariable| {
+            let size = module.types[variable.ty].inner.size(module.to_ctx());
+            variable.space == AddressSpace::WorkGroup && !size.is_multiple_of(16)
+        };
+        if wgsl.contains("enable wgpu_cooperative_matrix;") {
+            let early = module.global_variables.iter().find(|(_, variable)| ends_early(variable));
+            assert_eq!(early.and_then(|(_, variable)| variable.name.as_deref()), None, "{name}");
+        }
 
         let tensors = tensors(&module);
         assert!(tensors.len() <= 8, "{name}");
