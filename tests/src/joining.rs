@@ -185,6 +185,49 @@ fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
     }
 }
 
+/// A row that comes takes the room of one that left, and the others stay where they are.
+#[test]
+fn rows_that_come_take_the_room_of_rows_that_left() {
+    for (device, opened) in devices() {
+        for name in ["llama", "gemma2"] {
+            let model = recorded(name, opened);
+            let plan = Plan::named("static:len=60").unwrap();
+            let own = |n: usize| row(&model, &plan, n % 4);
+            let mut together = own(0);
+            (1..5).for_each(|n| together.join(own(n)).unwrap());
+            let what = format!("{name} on {device}");
+            let alone = (0..5).map(own).collect();
+            let mut rows = Joined { model: &model, together, alone, next: 3, what };
+            rows.steps(1);
+            let bytes = rows.together.device_bytes();
+            for round in 0..6 {
+                let before = rows.together.bases(5);
+                let leaving = round % 3;
+                drop((rows.together.leave(leaving).unwrap(), rows.alone.remove(leaving)));
+                if round % 2 == 0 {
+                    rows.steps(1);
+                }
+                rows.together.join(own(round)).unwrap();
+                rows.alone.push(own(round));
+                rows.steps(2);
+                let mut wanted = before;
+                let room = wanted.remove(leaving);
+                wanted.push(room);
+                assert_eq!(rows.together.bases(5), wanted, "{}, round {round}", rows.what);
+                assert_eq!(rows.together.device_bytes(), bytes, "{}, round {round}", rows.what);
+            }
+            // Most of the room is free: the rest moves together, with rows that come.
+            for _ in 0..4 {
+                drop((rows.together.leave(0).unwrap(), rows.alone.remove(0)));
+            }
+            rows.together.join(own(1)).unwrap();
+            rows.alone.push(own(1));
+            rows.steps(2);
+            assert!(rows.together.device_bytes() <= bytes / 2, "{}", rows.what);
+        }
+    }
+}
+
 /// A device whose buffers are too small for all rows: they keep buffers of their own, until fewer are left.
 #[test]
 fn rows_share_no_buffer_larger_than_the_device_allows() {

@@ -216,9 +216,21 @@ impl ModelCache {
         self.memory().bytes_for(step)
     }
 
-    /// Footprint of each part of each block while `step` is stored. `tokens`: how many of the tokens each
-    /// group stores, if that is fewer.
+    /// Footprint of each part of each block while `step` is stored, with the room in shared buffers that no
+    /// row has. `tokens`: how many of the tokens each group stores, if that is fewer.
     pub(super) fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<PartFootprint> {
+        let mut parts = self.footprints_of_layers(step, tokens);
+        for own in parts.chunk_by_mut(|a, b| a.block == b.block) {
+            // The first part of a block has its keys.
+            if let [keys, ..] = own {
+                keys.bytes.held = keys.bytes.held.max(self.shared.bytes(&(keys.block..keys.block + 1)));
+            }
+        }
+        parts
+    }
+
+    /// [`footprints`](Self::footprints) without that room.
+    pub(super) fn footprints_of_layers(&self, step: &StepShape, tokens: &[usize]) -> Vec<PartFootprint> {
         let mut all: Vec<PartFootprint> = Vec::new();
         for (i, group) in self.groups.iter().enumerate() {
             let rows = group.rows.unwrap_or(step.rows);

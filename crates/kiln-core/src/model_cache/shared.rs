@@ -4,7 +4,8 @@
 //! different lengths have layers of their own, which would cost one launch each. If the strategy keeps
 //! position `p` in slot `p`, all rows of a block lie in one buffer instead,
 //! `[1, heads, slots of all rows, width]`: position `p` of a row is in slot `base + p`. All blocks use
-//! the same bases, because all of them have seen the same tokens.
+//! the same bases, because all of them have seen the same tokens. Rows that come take the room of rows that
+//! left; if there is none, all move to a larger buffer.
 //!
 //! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
 //! tensors of a layer give them back first.
@@ -28,6 +29,8 @@ const FEW: usize = 16;
 pub(super) struct SharedBuffers {
     /// By block, `[1, heads, slots, width]`; `None` if rows have buffers of their own.
     pub(super) blocks: Vec<Option<Kv>>,
+    /// Number of slots of each of these buffers.
+    slots: usize,
 }
 
 /// Slots of a group of rows.
@@ -37,6 +40,15 @@ pub(super) struct Region {
     pub(super) base: usize,
     /// Number of slots per row; rows are adjacent.
     pub(super) slots: usize,
+}
+
+/// Finds a region of `slots` slots in a buffer of `capacity` slots, in the first gap between `taken` ranges
+/// that is large enough.
+fn gap(taken: &mut [Range<usize>], slots: usize, capacity: usize) -> Option<usize> {
+    taken.sort_by_key(|range| range.start);
+    let starts = std::iter::once(0).chain(taken.iter().map(|range| range.end));
+    let ends = taken.iter().map(|range| range.start).chain([capacity]);
+    starts.zip(ends).find(|(start, end)| start + slots <= *end).map(|(start, _)| start)
 }
 
 impl SharedBuffers {
@@ -86,11 +98,15 @@ impl ModelCache {
         };
         let known =
             (0..self.blocks()).filter(|&block| self.shared.blocks.get(block).is_some_and(Option::is_some));
-        if known.eq(wanted.iter().copied()) && self.groups.iter().all(has_room) {
+        let is_arranged = known.eq(wanted.iter().copied()) && self.groups.iter().all(has_room);
+        // Room of rows that left is given up where memory is short.
+        let layers = self.footprints(step, &[]);
+        let is_tight = self.shared.slots > 0 && self.claim_for(&layers, working).is_err();
+        if is_arranged && !is_tight {
             return Ok(());
         }
         // While a block is moved, two copies of it exist.
-        let layers = self.footprints(step, &[]);
+        let layers = self.footprints_of_layers(step, &[]);
         let held = layers.iter().map(|part| part.bytes.held).max().unwrap_or(0);
         // Keys of all rows are one buffer, and so are their values.
         let widest = self.widest(step) as u64;
@@ -103,7 +119,7 @@ impl ModelCache {
             self.keeps_apart = true;
             return self.give_back_all();
         }
-        self.rearrange(&wanted, step.tokens).inspect_err(|_| self.poison())
+        self.rearrange(&wanted, step.tokens, is_tight).inspect_err(|_| self.poison())
     }
 
     /// Size of the largest buffer that all rows would share while `step` is stored.
@@ -140,45 +156,100 @@ impl ModelCache {
         (0..self.blocks()).filter(can).collect()
     }
 
-    /// Moves the rows of the `wanted` blocks into new buffers, each with as much room as its layers ask for.
-    fn rearrange(&mut self, wanted: &[usize], tokens: usize) -> Result<()> {
+    /// Gives each group whose rows have no room in the buffers of the `wanted` blocks a region with as many
+    /// slots as its layers ask for. `anew`: all groups move to buffers without gaps.
+    fn rearrange(&mut self, wanted: &[usize], tokens: usize, anew: bool) -> Result<()> {
         let kept: Vec<bool> = (0..self.blocks()).map(|block| wanted.contains(&block)).collect();
         if kept.iter().zip(&self.shared.blocks).any(|(kept, buffer)| !kept && buffer.is_some()) {
             self.give_back_all()?;
         }
-        let mut base = 0;
-        let mut regions = Vec::with_capacity(self.groups.len());
-        for group in &self.groups {
-            let of_block =
-                |&block: &usize| group.layers[block].keys.as_ref().and_then(|keys| keys.slots_for(tokens));
-            let slots = wanted.iter().filter_map(of_block).max().unwrap_or(0).max(group.seq_len() + tokens);
-            regions.push(Region { base, slots });
-            base += slots * group.rows.or(self.rows).unwrap_or(1);
-        }
+        let known = wanted.iter().all(|&block| matches!(self.shared.blocks.get(block), Some(Some(_))));
+        let regions = (known && !anew).then(|| self.regions_between(wanted, tokens)).flatten();
+        let in_place = regions.is_some();
+        let (regions, slots) = match regions {
+            Some(regions) => (regions, self.shared.slots),
+            None => self.regions_anew(wanted, tokens),
+        };
         self.shared.blocks.resize_with(self.blocks(), || None);
         for &block in wanted {
             let old = self.shared.blocks[block].take();
-            let mut new: Option<Kv> = None;
+            let mut moved = Vec::new();
             for (group, region) in self.groups.iter_mut().zip(&regions) {
+                if in_place && group.region == Some(*region) {
+                    continue;
+                }
                 let (len, rows) = (group.seq_len(), group.rows.or(self.rows).unwrap_or(1));
                 let from = match (&old, group.region) {
                     (Some(old), Some(own)) => {
-                        (0..rows).map(|row| part(old, own.base + row * own.slots, len)).collect()
+                        let part = |row| part(old, own.base + row * own.slots, len);
+                        // A view would keep the buffer from being written in place.
+                        (0..rows).map(part).map(|part| if in_place { apart(&part) } else { part }).collect()
                     }
                     _ => lent(keys_of(&mut group.layers[block])?, len)?,
                 };
-                for (row, (keys, values)) in from.into_iter().enumerate() {
-                    let (k, v) = new.take().unwrap_or_else(|| (zeros(&keys, base), zeros(&values, base)));
-                    let first = region.base + row * region.slots;
-                    new = Some((written(k, keys, first), written(v, values, first)));
-                }
+                let first = |row: usize| region.base + row * region.slots;
+                moved.extend(from.into_iter().enumerate().map(|(row, kv)| (first(row), kv)));
+            }
+            let mut new = old.filter(|_| in_place);
+            for (first, (keys, values)) in moved {
+                let (k, v) = new.take().unwrap_or_else(|| (zeros(&keys, slots), zeros(&values, slots)));
+                new = Some((written(k, keys, first), written(v, values, first)));
             }
             self.shared.blocks[block] = new;
         }
+        self.shared.slots = slots;
         for (group, region) in self.groups.iter_mut().zip(regions) {
             group.region = Some(region);
         }
         Ok(())
+    }
+
+    /// Number of slots that each row of a group asks for.
+    fn slots_of(&self, group: &RowGroup, wanted: &[usize], tokens: usize) -> usize {
+        let of_block =
+            |&block: &usize| group.layers[block].keys.as_ref().and_then(|keys| keys.slots_for(tokens));
+        wanted.iter().filter_map(of_block).max().unwrap_or(0).max(group.seq_len() + tokens)
+    }
+
+    fn rows_of(&self, group: &RowGroup) -> usize {
+        group.rows.or(self.rows).unwrap_or(1)
+    }
+
+    /// Regions in the present buffers: groups that have room stay, and others get gaps. `None` if a group
+    /// fits in no gap, or if the buffers would stay more than half empty.
+    fn regions_between(&self, wanted: &[usize], tokens: usize) -> Option<Vec<Region>> {
+        let capacity = self.shared.slots;
+        let stays = |group: &RowGroup| group.region.filter(|own| group.seq_len() + tokens <= own.slots);
+        let range = |group: &RowGroup, own: Region| own.base..own.base + own.slots * self.rows_of(group);
+        let mut taken: Vec<_> =
+            self.groups.iter().filter_map(|group| stays(group).map(|own| range(group, own))).collect();
+        let mut regions = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            regions.push(match stays(group) {
+                Some(own) => own,
+                None => {
+                    let slots = self.slots_of(group, wanted, tokens);
+                    let base = gap(&mut taken, slots * self.rows_of(group), capacity)?;
+                    let new = Region { base, slots };
+                    taken.push(range(group, new));
+                    new
+                }
+            });
+        }
+        let used: usize = taken.iter().map(ExactSizeIterator::len).sum();
+        (2 * used >= capacity).then_some(regions)
+    }
+
+    /// Regions one after the other, and the number of all slots.
+    fn regions_anew(&self, wanted: &[usize], tokens: usize) -> (Vec<Region>, usize) {
+        let mut base = 0;
+        let mut region = |group: &RowGroup| {
+            let slots = self.slots_of(group, wanted, tokens);
+            base += slots * self.rows_of(group);
+            Region { base: base - slots * self.rows_of(group), slots }
+        };
+        let regions = self.groups.iter().map(&mut region).collect();
+        (regions, base)
     }
 
     /// Gives all layers their keys and values back.
@@ -241,6 +312,12 @@ fn part((keys, values): &Kv, first: usize, len: usize) -> Kv {
     (keys.clone().narrow(2, first, len), values.clone().narrow(2, first, len))
 }
 
+/// Copies keys and values.
+fn apart((keys, values): &Kv) -> Kv {
+    let copy = |tensor: &Tensor<4>| written(zeros(tensor, tensor.dims()[2]), tensor.clone(), 0);
+    (copy(keys), copy(values))
+}
+
 fn zeros(like: &Tensor<4>, slots: usize) -> Tensor<4> {
     let [_, heads, _, dim] = like.dims();
     Tensor::zeros([1, heads, slots, dim], (&like.device(), like.dtype()))
@@ -266,4 +343,21 @@ fn copied((keys, values): &Kv, Region { base, slots }: Region, rows: usize) -> K
             .fold(new, |new, (row, own)| new.slice_assign([row..row + 1, 0..heads, 0..slots, 0..dim], own))
     };
     (own(keys), own(values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gap;
+
+    #[test]
+    fn the_first_gap_that_is_large_enough_is_taken() {
+        let taken = || vec![40..50, 0..10, 12..30];
+        assert_eq!(gap(&mut taken(), 2, 60), Some(10));
+        assert_eq!(gap(&mut taken(), 3, 60), Some(30));
+        assert_eq!(gap(&mut taken(), 10, 60), Some(30));
+        assert_eq!(gap(&mut taken(), 11, 61), Some(50));
+        assert_eq!(gap(&mut taken(), 11, 60), None);
+        assert_eq!(gap(&mut [], 8, 8), Some(0));
+        assert_eq!(gap(&mut [], 9, 8), None);
+    }
 }
