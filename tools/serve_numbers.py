@@ -13,18 +13,19 @@ to these instructions; choose a llama-server with the same.
     N1   tokens/s with 16 clients / with 1              N7   largest gap between tokens while a long prompt comes in
     N2   tokens/s with 16 clients / llama-server's      N8   first token of a long prompt, 90 % shared / cold
     N3   tokens/s with 16 clients / Transformers'       N10  passes from a disconnect to a free place
-    N4   tokens/s with 1 client / `kiln bench`          N13  tokens/s with half the memory for caches / with all
-    N5   tokens/s sampled / greedy                      N15  2,000 requests at once: refusals, and those admitted
-    N6   p99 of the first token / llama-server's
+    N4   tokens/s with 1 client / `kiln bench`          N12  bytes of caches / of the tokens that they hold
+    N5   tokens/s sampled / greedy                      N13  tokens/s with half the memory for caches / with all
+    N6   p99 of the first token / llama-server's        N15  2,000 requests at once: refusals, and those admitted
 
-tools/exact_serve.py measures N9 (equal to alone), and tools/chaos_serve.py N14 (memory after many requests). N11 and
-N12 (launches on a GPU, and bytes of caches) need no clock.
+tools/exact_serve.py measures N9 (equal to alone), and tools/chaos_serve.py N14 (memory after many requests). The test
+`rows_of_different_lengths_share_launches` counts N11 (launches on a GPU).
 
 Prompts have 64 words of their own, and answers 64 tokens (`ignore_eos`), greedy. Each client sends two requests, one
 after the other; a single client sends four. N3: Kiln has the folder, and Transformers no HTTP. N4: `kiln bench` is the
 time of its prompt and its decode of the same lengths. N6: requests arrive at random, at 70 % of the rate that the
-slower server reaches with 16 clients. N7: the time of a chunk is its mean share of a long prompt alone. N15: answers
-have 16 tokens. Needs Python alone, and for N3 one that has Transformers. Exit status 2 for bad input, or a server
+slower server reaches with 16 clients. N7: the time of a chunk is its mean share of a long prompt alone. N12: while 16
+answers of 600 tokens come and go, at the times at which rows have 450 to 550 tokens on average. N15: answers have 16
+tokens. Needs Python alone, and for N3 one that has Transformers. Exit status 2 for bad input, or a server
 that fails.
 """
 import argparse
@@ -44,7 +45,7 @@ import sys
 import tempfile
 import time
 
-NUMBERS = "N1 N2 N3 N4 N5 N6 N7 N8 N10 N13 N15".split()
+NUMBERS = "N1 N2 N3 N4 N5 N6 N7 N8 N10 N12 N13 N15".split()
 WORDS = "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what".split()
 ROWS, QUEUE, TOKENS = 16, 256, 64
 AVX2 = {"KILN_INSTRUCTIONS": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -379,6 +380,31 @@ class Measurement:
         length = statistics.mean(call.usage["prompt_tokens"] for call in calls)
         return {"rate": rate, "caches": max(held), "prompt": length}
 
+    def held(self):
+        """Bytes of caches, and of the tokens that they hold, while rows have 450 to 550 tokens on average."""
+        server, polls, calls = self.server("kiln"), [], []
+        of = self.run(self.options.kiln, "inspect", self.options.model, "--json")
+        token = 4 * 2 * of["layers"] * of["kv_heads"] * of["head_dim"]
+
+        def polled(poll):
+            props = json.loads(poll.content)
+            polls.append((poll.ended, props["memory"]["caches"]))
+            return [Call(path="/props", after=0.1, then=polled)] if props["running"] or len(polls) < 25 else []
+
+        def send(client, turn):
+            then = (lambda _: [send(client, turn + 1)]) if turn < 1 else None
+            calls.append(Call(prompt(64, "held", self.round, client, turn), 600, then=then))
+            return calls[-1]
+
+        server.ask([*[send(client, 0) for client in range(ROWS)], Call(path="/props", then=polled)])
+        found = []
+        for at, bytes in polls:
+            rows = [call.usage["prompt_tokens"] + sum(time < at for time in call.times) for call in calls
+                    if call.sent < at < call.ended and call.times[0] < at]
+            if len(rows) == ROWS and 450 <= statistics.mean(rows) <= 550: found.append((bytes, token * sum(rows)))
+        if not found: raise Failure("N12: the rows never have 450 to 550 tokens on average")
+        return {"held": statistics.median(bytes for bytes, _ in found), "live": statistics.median(live for _, live in found)}
+
     def half(self):
         """A limit of memory: weights, activations as docs/memory.md counts them, and half of the caches of 16 whole answers."""
         props, length = self.server("kiln").get("/props"), TOKENS + self.take("memory kiln")["prompt"]
@@ -423,6 +449,7 @@ def rows(options):
         ("N7", "largest gap / llama-server", "<=", 0.25, "meeting kiln: gap", "meeting llama: gap", "s"),
         ("N8", f"first token of {words}, 90 % shared / cold", "<=", 0.2, "shared: hot", "shared: cold", "s"),
         ("N10", "passes from a disconnect to a free place", "<=", 1, "leaving: passes", "", ""),
+        ("N12", "bytes of caches / of their tokens", "<=", 1.1, "held: held", "held: live", "B"),
         ("N13", "half the memory for caches / all", ">=", 0.6, "memory kiln-small: rate", "memory kiln: rate", "t/s"),
         ("N13", "share of equal texts", ">=", 1, "equal", "", ""),
         ("N15", f"slowest refusal of {options.crowd:,} at once", "<=", 100, "crowd: refusal", "", "ms"),

@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kiln::{
     ChatTemplate, EXACT_ROWS, Error, Plan, Pooling,
     expert::{files, name_of},
@@ -16,6 +16,12 @@ use crate::{
     parse,
     place::PlaceArgs,
 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Reuse {
+    Prompts,
+    Answers,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -80,6 +86,13 @@ pub(crate) struct ServeArgs {
     /// Memory for caches of the beginnings of prompts, which later prompts begin with; `none`: none are kept
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse::size_or_none)]
     prefix_memory: u64,
+    /// Reuse of earlier prompts where one begins alike, or also of their answers; then bits may change
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Reuse::Prompts)]
+    reuse: Reuse,
+    /// While one answer is computed alone, draft up to N tokens that followed the same tokens earlier; the
+    /// tokens stay the same
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..EXACT_ROWS as u64))]
+    prompt_lookup: Option<usize>,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -144,6 +157,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         plans,
         prefill_chunk: args.prefill_chunk,
         prefix_bytes: usize::try_from(args.prefix_memory).unwrap_or(usize::MAX),
+        reuse_answers: args.reuse == Reuse::Answers,
+        lookup_drafts: args.prompt_lookup,
         template,
         pooling: args.pooling,
         most_loaded: args.max_models.unwrap_or(usize::MAX),

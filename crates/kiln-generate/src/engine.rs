@@ -2,8 +2,10 @@
 //!
 //! A prompt is computed by itself, a chunk in each turn. Then its rows join those of the other generations,
 //! and one pass gives every row its next token. Generations whose steps are not one token of each row (beams,
-//! assisted decoding and forced tokens of a grammar, contrastive search, guidance, DoLa) keep passes of their
-//! own, a step in each turn.
+//! draft models, contrastive search, guidance, DoLa) keep passes of their own, a step in each turn.
+//!
+//! Drafts by prompt lookup, and tokens that a grammar forces, save passes where a generation is alone. Once
+//! there are others, it shares their passes instead.
 //!
 //! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits
 //! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
@@ -196,6 +198,16 @@ impl<T: Generating> Engine<T> {
         Self { prefixes: (bytes > 0).then(|| Prefixes::new(bytes)), ..self }
     }
 
+    /// Keeps caches with the answers, too, so that the next turn of a chat computes its new tokens alone. The
+    /// bits of a prompt that begins with an answer may change, and
+    /// [`Stats::reused_answer`](crate::Stats::reused_answer) says so. Without
+    /// [`with_prefixes`](Self::with_prefixes), nothing is kept.
+    #[must_use]
+    pub fn with_answers_reused(mut self) -> Self {
+        self.prefixes.iter_mut().for_each(|prefixes| prefixes.with_answers = true);
+        self
+    }
+
     /// Number of bytes of the copies of caches.
     pub fn prefix_bytes(&self) -> usize {
         self.prefixes.as_ref().map_or(0, Prefixes::bytes)
@@ -294,6 +306,7 @@ impl<T: Generating> Engine<T> {
             self.begin_again(error, true);
         }
         self.admit();
+        self.leave_last();
         self.step_apart().await;
         self.step_together().await;
         let running: Vec<u64> = self.together.users().collect();
@@ -319,6 +332,17 @@ impl<T: Generating> Engine<T> {
                 *policy = policy.take().or(job.oom_policy.take());
             }
             self.apart.push(Apart::new(job, true));
+        }
+    }
+
+    /// Lets the last generation leave the shared passes, if it can draft tokens in passes of its own.
+    fn leave_last(&mut self) {
+        if !self.apart.is_empty() || !self.waiting.is_empty() || self.together.jobs() != 1 {
+            return;
+        }
+        let last = self.together.latest().filter(|_| self.together.may_draft());
+        if let Some(job) = last.and_then(|id| self.together.leave(id)) {
+            self.apart.push(Apart::new(job, false));
         }
     }
 
@@ -399,9 +423,11 @@ impl<T: Generating> Engine<T> {
         }
     }
 
-    /// Lets the rows of a generation join the others, if they can.
+    /// Lets the rows of a generation join the others, if they can. One that is alone drafts tokens instead.
     fn go_on(&mut self, mut job: Job<T>) {
-        if job.own.generation().can_join() {
+        let is_alone = self.running_rows() == 0 && self.waiting.is_empty();
+        let drafts = is_alone && job.own.generation().may_draft();
+        if !drafts && job.own.generation().can_join() {
             self.together.join(&self.model, job, &mut self.events);
         } else {
             self.apart.push(Apart::new(job, false));
@@ -477,6 +503,9 @@ impl<T: Generating> Engine<T> {
     }
 
     fn end(&mut self, mut job: Job<T>) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.store_answer(job.own.generation());
+        }
         match job.own.end() {
             Ok(rest) => {
                 self.too_many = usize::MAX;

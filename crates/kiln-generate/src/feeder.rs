@@ -150,16 +150,21 @@ impl<'a> Feeder<'a> {
         cache.truncate(tokens).and_then(|()| copy_of(cache)).and_then(|state| cache.restore(state)).is_ok()
     }
 
-    /// Copies the cache if it is to be kept at its length. A copy that fails is only missing, and so is one
-    /// of a cache that may not have been written.
+    /// Copies the cache if it is to be kept at its length. A copy that fails is only missing.
     fn keep(&mut self) {
         let tokens = self.cache.seq_len();
         if let Some(at) = self.keeps.iter().position(|&keep| keep == tokens) {
             self.keeps.swap_remove(at);
-            let rewinds = self.cache.rewind_point(1) == 1;
-            let copy = copy_of(&self.cache).ok().filter(|_| self.refusals.none_since().is_ok());
-            self.kept.extend(copy.map(|state| Kept { tokens, state, rewinds }));
+            self.kept.extend(self.copy());
         }
+    }
+
+    /// Copies the cache; `None` if it holds nothing, cannot be copied, or may not have been written.
+    pub(crate) fn copy(&self) -> Option<Kept> {
+        let tokens = self.cache.seq_len();
+        let rewinds = self.cache.rewind_point(1) == 1;
+        let copy = copy_of(&self.cache).ok().filter(|_| tokens > 0 && self.refusals.none_since().is_ok());
+        copy.map(|state| Kept { tokens, state, rewinds })
     }
 
     /// Whether the cache holds all that was fed.

@@ -374,18 +374,23 @@ impl Generation<'_> {
 impl Generation<'_> {
     /// Whether the next step can share a forward pass with other generations: it feeds one token per row,
     /// after the row's own tokens, and nothing else.
-    pub(crate) fn can_join(&self) -> bool {
+    pub(crate) fn can_join(&mut self) -> bool {
         !self.over
             && self.rows.delivered > 0
-            && matches!(self.search, Search::EachRow(_))
-            && self.runner.can_join()
+            && self.search.each_row().is_some()
+            && self.runner.can_join(&self.rows)
+    }
+
+    /// Whether its own passes draft tokens, which changes none of them.
+    pub(crate) fn may_draft(&mut self) -> bool {
+        self.search.may_draft()
     }
 
     /// The prompt, and the scope in which it may begin with another one's cache; `None` if it may not, or is
     /// under way.
-    pub(crate) fn sharable_prompt(&self) -> Option<(Scope, Vec<TokenId>)> {
+    pub(crate) fn sharable_prompt(&mut self) -> Option<(Scope, Vec<TokenId>)> {
         let is_one = matches!(&self.rows.list[..], [row] if row.left_pad == 0) && self.rows.complete;
-        let may = is_one && matches!(self.search, Search::EachRow(_)) && self.runner.is_unfed();
+        let may = is_one && self.search.each_row().is_some() && self.runner.is_unfed();
         self.prefix_scope().filter(|_| may && self.rows.delivered == 0)
     }
 
@@ -398,15 +403,27 @@ impl Generation<'_> {
         Some((Scope { name: name.clone(), chunk: *chunk }, row.ids.get(..row.prompt)?.to_vec()))
     }
 
-    /// Begins with a cache that holds at least the first `tokens` tokens of the prompt. Returns whether that
-    /// is possible; nothing has changed otherwise.
-    pub(crate) fn begin_after(&mut self, tokens: usize, state: CacheState) -> bool {
+    /// Begins with a cache that holds at least the first `tokens` tokens of the prompt. `is_answer`: decode
+    /// steps wrote a part of it. Returns whether that is possible; nothing has changed otherwise.
+    pub(crate) fn begin_after(&mut self, tokens: usize, state: CacheState, is_answer: bool) -> bool {
         if !self.runner.begin_after(tokens, state, &self.rows, &self.options) {
             return false;
         }
         let stats = &mut self.recorder.stats;
         (stats.prompt_tokens, stats.reused) = (stats.prompt_tokens - tokens, tokens);
+        stats.reused_answer = is_answer;
         true
+    }
+
+    /// Copies the cache with the prompt and the answer, and tells their tokens and scope; `None` if no prompt
+    /// could begin with them, or the cache cannot be copied.
+    pub(crate) fn copy_with_answer(&mut self) -> Option<(Scope, Vec<TokenId>, Kept)> {
+        let is_plain = self.search.each_row().is_some();
+        let [row] = &self.rows.list[..] else { return None };
+        let is_plain = is_plain && row.left_pad == 0;
+        let (scope, _) = self.prefix_scope().filter(|_| is_plain)?;
+        let kept = self.runner.feeder.copy()?;
+        Some((scope, row.ids.get(..kept.tokens)?.to_vec(), kept))
     }
 
     /// Forgets the cache and its beginning, before any token was chosen: the prompt is fed from its first
@@ -418,6 +435,7 @@ impl Generation<'_> {
         self.over = false;
         let stats = &mut self.recorder.stats;
         (stats.prompt_tokens, stats.reused) = (stats.prompt_tokens + stats.reused, 0);
+        stats.reused_answer = false;
     }
 
     /// Copies the cache whenever it holds one of these numbers of tokens of the prompt.
@@ -460,7 +478,7 @@ impl Generation<'_> {
     /// the device.
     pub(crate) async fn finish_step(&mut self, reading: Reading) -> Result<Step> {
         let Self { rows, runner, search, options, recorder, .. } = self;
-        let Search::EachRow(each) = search else {
+        let Some(each) = search.each_row() else {
             return Err(Error::Execution("rows of another search share a pass".into()));
         };
         let chosen = each.choose_from(reading, &mut StepState { runner, rows, options, recorder }).await?;

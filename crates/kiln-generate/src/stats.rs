@@ -13,6 +13,9 @@ pub struct Stats {
     pub prompt_tokens: usize,
     /// Number of tokens of the prompt that an engine had in the cache of another one, and that were not fed.
     pub reused: usize,
+    /// Whether these end with an answer that an engine [reused](crate::Engine::with_answers_reused): bits may
+    /// differ from those of the prompt alone.
+    pub reused_answer: bool,
     /// Number of tokens of all rows that were chosen, including those that end a row.
     pub generated: usize,
     /// Number of tokens of all rows that assisted decoding drafted, and number of those that were accepted.

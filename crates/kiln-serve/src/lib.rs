@@ -83,6 +83,12 @@ pub struct ServeOptions {
     pub prefill_chunk: Option<usize>,
     /// The most bytes of host memory for caches of the beginnings of prompts; 0: none are kept.
     pub prefix_bytes: usize,
+    /// Whether the beginning of a prompt may be an earlier answer, too. Bits may then change, and responses
+    /// say so.
+    pub reuse_answers: bool,
+    /// The most tokens that are drafted by prompt lookup for a pass, while a single answer is computed and
+    /// where that changes no token; `None`: none are.
+    pub lookup_drafts: Option<usize>,
     /// The chat template. Default: the model's, else ChatML.
     pub template: Option<ChatTemplate>,
     /// How embeddings are made of the vectors of tokens. Default: as the model's folder says.
@@ -107,6 +113,8 @@ impl Default for ServeOptions {
             plans: Vec::new(),
             prefill_chunk: None,
             prefix_bytes: 1 << 30,
+            reuse_answers: false,
+            lookup_drafts: None,
             template: None,
             pooling: None,
             most_loaded: usize::MAX,

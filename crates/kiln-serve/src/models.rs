@@ -11,8 +11,12 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use kiln::{ChatTemplate, Error, Model, Plan, Pooling, Result, Transcriber, device::DeviceClass};
+use kiln::{
+    ChatTemplate, EXACT_ROWS, Error, Model, Plan, Pooling, Result, Transcriber,
+    device::{self, DeviceClass, DeviceInfo},
+};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tokio::{sync::Mutex, time};
 
 use crate::{
@@ -81,6 +85,8 @@ pub(crate) struct Served {
     pub(crate) chunk: usize,
     /// The most choices that are computed at once.
     pub(crate) rows: usize,
+    /// The most tokens that are drafted by prompt lookup for a pass.
+    pub(crate) lookup_drafts: Option<usize>,
     pub(crate) pooling: Option<Pooling>,
     /// Of a model of speech.
     pub(crate) transcriber: Option<Transcriber>,
@@ -88,18 +94,24 @@ pub(crate) struct Served {
     pub(crate) fingerprint: String,
 }
 
+/// Equal fingerprints and seeds give equal bytes: it depends on everything that can change a bit.
+fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<String> {
+    let DeviceInfo { name, adapter, driver, api, .. } = &model.opened().info;
+    let version = env!("CARGO_PKG_VERSION");
+    let (dtype, plan, threads) = (model.dtype().name(), plan.unwrap_or(model.plan()), device::threads());
+    let weights = model.fingerprint()?;
+    let all = format!("{name} {adapter} {driver} {api} {threads} {dtype} {plan} {chunk} {weights}");
+    let hash = Sha256::digest(all);
+    let short: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("kiln-{version}-{dtype}-{short}"))
+}
+
 impl Served {
     fn start(name: &str, model: Model, shared: &Common) -> Result<Self> {
         model.text_stream()?;
         let options = &shared.options;
         let default_chunk = if model.opened().info.class == DeviceClass::Cpu { 128 } else { 256 };
-        let fingerprint = format!(
-            "kiln-{}-{}-{}",
-            env!("CARGO_PKG_VERSION"),
-            model.dtype().name(),
-            model.fingerprint()?.get(..12).unwrap_or_default(),
-        );
-        let ServeOptions { rows, queue, prefix_bytes, .. } = *options;
+        let ServeOptions { rows, .. } = *options;
         let turns = shared.turns.clone();
         let transcriber = match model.causal().features() {
             Some(_) => Some(
@@ -109,9 +121,10 @@ impl Served {
             None => None,
         };
         let chunk = options.prefill_chunk.unwrap_or(default_chunk);
+        let fingerprint = fingerprint(&model, options.plan.as_ref(), chunk)?;
         shared.metrics.cache_config(name, chunk, rows, model.sizes().positions);
         Ok(Self {
-            worker: Worker::start(model.clone(), rows, queue, prefix_bytes, shared.metrics.of(name), turns)?,
+            worker: Worker::start(model.clone(), options, shared.metrics.of(name), turns)?,
             rows,
             plans: options.plans.clone(),
             chunk,
@@ -119,10 +132,16 @@ impl Served {
             name: name.to_owned(),
             template: options.template.clone(),
             plan: options.plan.clone(),
+            lookup_drafts: options.lookup_drafts,
             pooling: options.pooling,
             transcriber,
             fingerprint,
         })
+    }
+
+    /// Whether answers have the bits that they have alone, unless they begin with an earlier answer.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.rows <= EXACT_ROWS || self.model.opened().info.class == DeviceClass::Cpu
     }
 
     /// Checks that the model continues texts.

@@ -24,7 +24,7 @@ use tokio::sync::{
     oneshot,
 };
 
-use crate::{error::ApiError, metrics::ModelMetrics};
+use crate::{ServeOptions, error::ApiError, metrics::ModelMetrics};
 
 /// Number of events that a reader may be behind before its request is cancelled.
 const BEHIND: usize = 1024;
@@ -114,17 +114,16 @@ pub(crate) struct Counts {
 }
 
 impl Worker {
-    /// Starts the thread. `rows`: the most choices that are computed at once; `queue`: the most that wait.
-    /// `prefix_bytes`: the most bytes of caches of the beginnings of prompts.
+    /// Starts the thread.
     pub(crate) fn start(
         model: Model,
-        rows: usize,
-        queue: usize,
-        prefix_bytes: usize,
+        options: &ServeOptions,
         metrics: ModelMetrics,
         turns_of_all: Turns,
     ) -> Result<Self> {
+        let ServeOptions { rows, queue, prefix_bytes, reuse_answers, .. } = *options;
         let engine = model.engine(rows)?.with_prefixes(prefix_bytes);
+        let engine = if reuse_answers { engine.with_answers_reused() } else { engine };
         let counts = Counts {
             rows,
             running: AtomicUsize::new(0),
@@ -429,12 +428,13 @@ mod tests {
     use kiln::{Model, Share};
 
     use super::{Turns, Worker};
-    use crate::metrics::Metrics;
+    use crate::{ServeOptions, metrics::Metrics};
 
     #[test]
     fn an_engine_that_panics_is_reported_and_refuses() {
         let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
-        let worker = Worker::start(model, 1, 1, 0, Metrics::new().of("demo"), Turns::default()).unwrap();
+        let options = ServeOptions { rows: 1, queue: 1, prefix_bytes: 0, ..ServeOptions::default() };
+        let worker = Worker::start(model, &options, Metrics::new().of("demo"), Turns::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(worker.call(|model| model.sizes().heads > 0)), Ok(true));
         assert!(!worker.has_failed());

@@ -332,6 +332,14 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Drafts up to `tokens` tokens for a pass by prompt lookup, at most 15, where that changes no token. An
+    /// [`Engine`](crate::Engine) does so only while it computes nothing else. Default: none, unless the
+    /// setting `prompt_lookup_num_tokens` asks for drafts in any case.
+    pub fn lookup_drafts(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.options.lookup_drafts = tokens.into();
+        self
+    }
+
     /// Whether the decode step is captured once and replayed, if the device supports it. Default: true.
     pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
         self.options.compile = compile.into().unwrap_or(true);

@@ -5,6 +5,9 @@
 //! multiple. The rest of a prompt is then computed in the passes that it has without the beginning, so that
 //! every bit stays the same. Copies are in host memory, in the form in which caches are saved: any strategy
 //! has it, and what continues a copy shares nothing with it.
+//!
+//! If answers are reused, too, a prompt may begin with an earlier prompt and its answer, up to any token.
+//! Bits may then change: decode steps and passes of other lengths sum in other orders.
 
 use kiln_core::{model::TokenId, model_cache::CacheState};
 
@@ -19,6 +22,8 @@ const TRIES: usize = 3;
 pub(super) struct Prefixes {
     /// The most bytes of all copies.
     limit: usize,
+    /// Whether prompts may begin with answers.
+    pub(super) with_answers: bool,
     stored: Vec<Stored>,
 }
 
@@ -30,6 +35,8 @@ struct Stored {
     bytes: usize,
     /// Whether the cache can return to any earlier length.
     rewinds: bool,
+    /// Whether it ends with an answer. Its bits may differ from those of a prompt.
+    is_answer: bool,
 }
 
 /// The prompts that may share beginnings: those of one [scope](crate::Options::prefix_scope), cut into chunks
@@ -51,7 +58,7 @@ pub(crate) struct Kept {
 
 impl Prefixes {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, stored: Vec::new() }
+        Self { limit, with_answers: false, stored: Vec::new() }
     }
 
     /// Prepares a generation whose prompt is computed next: gives its cache the longest beginning that is
@@ -63,29 +70,35 @@ impl Prefixes {
         let end = grid(prompt.len().saturating_sub(1));
         let common = |stored: &Stored| {
             let same = stored.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
-            grid(same).min(end)
+            if stored.is_answer { same.min(prompt.len() - 1) } else { grid(same).min(end) }
         };
         let mut found: Vec<(usize, usize)> = (0..self.stored.len())
             .filter(|&at| self.stored[at].scope == scope)
             .map(|at| (common(&self.stored[at]), at))
             .filter(|&(tokens, _)| tokens > 0)
             .collect();
-        // The longest first; of equally long ones, one that ends there.
-        found.sort_by_key(|&(tokens, at)| (std::cmp::Reverse(tokens), self.stored[at].tokens.len(), at));
-        let branch = found.first().map_or(0, |&(tokens, _)| tokens);
+        // The longest first; of equally long ones, one that changes no bit, and one that ends there.
+        found.sort_by_key(|&(tokens, at)| {
+            let stored = &self.stored[at];
+            (std::cmp::Reverse(tokens), stored.is_answer, stored.tokens.len(), at)
+        });
+        let branch = found.first().map_or(0, |&(tokens, _)| grid(tokens));
         let used = found.iter().take(TRIES).find(|&&(tokens, at)| {
             let stored = &self.stored[at];
             (stored.rewinds || stored.tokens.len() == tokens)
-                && generation.begin_after(tokens, stored.state.clone())
+                && generation.begin_after(tokens, stored.state.clone(), stored.is_answer)
         });
         let reused = used.map_or(0, |&(tokens, _)| tokens);
+        let mut is_exact = true;
         if let Some(&(_, at)) = used {
             let stored = self.stored.remove(at);
+            is_exact = !stored.is_answer;
             self.stored.push(stored);
         }
         // Where prompts part, others will part, too.
         let mut keeps = vec![branch, end];
-        keeps.retain(|&tokens| tokens > reused);
+        // What follows an answer must not become the beginning of others.
+        keeps.retain(|&tokens| is_exact && tokens > reused);
         keeps.dedup();
         generation.keep_beginnings(keeps);
         reused > 0
@@ -97,18 +110,34 @@ impl Prefixes {
         let Some((scope, prompt)) = generation.prefix_scope().filter(|_| !kept.is_empty()) else { return };
         for Kept { tokens, state, rewinds } in kept {
             let (Some(tokens), bytes) = (prompt.get(..tokens), state.bytes()) else { continue };
-            // A longer one that can return to a shorter one takes its place.
-            self.stored.retain(|old| {
-                let is_part =
-                    tokens.starts_with(&old.tokens) && (rewinds || old.tokens.len() == tokens.len());
-                !(old.scope == scope && is_part)
-            });
-            if bytes > self.limit {
-                continue;
-            }
-            self.stored.push(Stored { scope: scope.clone(), tokens: tokens.to_vec(), state, bytes, rewinds });
+            let (scope, tokens) = (scope.clone(), tokens.to_vec());
+            self.add(Stored { scope, tokens, state, bytes, rewinds, is_answer: false });
         }
-        self.shrink(self.limit);
+    }
+
+    /// Stores the prompt and the answer of a generation that is over, if answers are reused.
+    pub(super) fn store_answer(&mut self, generation: &mut Generation<'static>) {
+        if !self.with_answers {
+            return;
+        }
+        let Some((scope, tokens, Kept { state, rewinds, .. })) = generation.copy_with_answer() else {
+            return;
+        };
+        let bytes = state.bytes();
+        self.add(Stored { scope, tokens, state, bytes, rewinds, is_answer: true });
+    }
+
+    fn add(&mut self, new: Stored) {
+        // A longer one that can return to a shorter one takes its place.
+        self.stored.retain(|old| {
+            let is_part =
+                new.tokens.starts_with(&old.tokens) && (new.rewinds || old.tokens.len() == new.tokens.len());
+            !(old.scope == new.scope && old.is_answer == new.is_answer && is_part)
+        });
+        if new.bytes <= self.limit {
+            self.stored.push(new);
+            self.shrink(self.limit);
+        }
     }
 
     /// Number of bytes of all copies.

@@ -29,6 +29,7 @@ fn requests() -> Vec<(Vec<TokenId>, Options)> {
     let new = GenerationConfig::new;
     let sampled = |seed| new().do_sample(true).temperature(3.0).top_k(0).seed(seed);
     let (long, long_options) = config(&[2; 40], new().max_new_tokens(9));
+    let (repeating, repeating_options) = config(&[4, 1, 4, 1], sampled(3).max_new_tokens(25));
     let (ahead, ahead_options) = config(&[6, 6, 1], new().max_new_tokens(12));
     vec![
         config(&[3, 1, 4, 1, 5], new().max_new_tokens(12)),
@@ -41,6 +42,7 @@ fn requests() -> Vec<(Vec<TokenId>, Options)> {
         config(&[7, 7], new().penalty_alpha(0.6).top_k(4).max_new_tokens(5)),
         config(&[1, 2, 1, 2], new().prompt_lookup_num_tokens(3).max_new_tokens(15)),
         config(&[8, 2], new().guidance_scale(2.0).max_new_tokens(6)),
+        (repeating, Options { lookup_drafts: Some(5), ..repeating_options }),
         config(&[4], sampled(9).eos_token_id(vec![11]).max_new_tokens(30)),
     ]
 }
@@ -95,6 +97,43 @@ impl Outcome {
             self.take(read_back::block_on(engine.step()));
         }
     }
+}
+
+/// A generation drafts tokens while it is alone, and shares passes once there are others. It drafts again
+/// when they have ended.
+#[test]
+fn drafts_are_made_while_nothing_else_is_computed() {
+    let with = |drafts: Option<usize>, new: usize| {
+        let config = GenerationConfig::new().max_new_tokens(new);
+        Options { settings: config.resolve().unwrap(), lookup_drafts: drafts, ..Options::default() }
+    };
+    let prompt = [1, 2, 1, 2];
+    let wanted = alone(&prompt, &with(None, 60));
+    let shared = Hashing::default().shared();
+    let mut engine = Engine::new(shared.clone(), 4).unwrap();
+    let request = |options: &Options| generation(&shared, cache::keeps(), &prompt, options);
+    let mut outcome = Outcome::default();
+    let drafting = engine.submit(request(&with(Some(4), 60))).unwrap();
+    let proposed = |engine: &mut Engine<Generation<'static>>| {
+        let apart = engine.apart.iter_mut().find_map(|apart| match &mut apart.turn {
+            super::Turn::Between(job) => Some(job.own.stats().proposed),
+            _ => None,
+        });
+        (apart, engine.together.jobs())
+    };
+    for _ in 0..8 {
+        outcome.take(read_back::block_on(engine.step()));
+    }
+    let (before, together) = proposed(&mut engine);
+    assert!(before.is_some_and(|before| before > 0) && together == 0, "{before:?}, {together}");
+    engine.submit(request(&with(None, 10))).unwrap();
+    for _ in 0..8 {
+        outcome.take(read_back::block_on(engine.step()));
+    }
+    assert_eq!(proposed(&mut engine), (None, 2), "both share passes");
+    outcome.run(&mut engine);
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert_eq!(outcome.ended[&drafting], wanted);
 }
 
 #[test]

@@ -52,6 +52,11 @@ impl<T: Generating> Together<T> {
         self.jobs.len()
     }
 
+    /// Whether a generation could draft tokens in passes of its own.
+    pub(super) fn may_draft(&mut self) -> bool {
+        self.jobs.iter_mut().any(|job| job.own.generation().may_draft())
+    }
+
     /// Number of bytes that the cache holds on devices.
     pub(super) fn device_bytes(&self) -> usize {
         self.feeder.as_ref().map_or(0, |feeder| feeder.cache.device_bytes())

@@ -15,6 +15,7 @@ mod verify;
 use std::collections::VecDeque;
 
 use kiln_core::{Result, model::TokenId};
+use kiln_kernels::INVARIANT_UP_TO;
 
 use self::{constraint::Constraint, draft_model::uneven, settings::MOST};
 pub use self::{
@@ -104,6 +105,17 @@ impl Drafter {
         let Some(lookup) = options.settings.assisted.prompt_lookup else { return Ok(None) };
         check("prompt_lookup_num_tokens", runner, rows, options)?;
         Ok(Some(Self::PromptLookup(lookup)))
+    }
+
+    /// Prompt lookup that changes no token, if the options ask for it.
+    pub(super) fn that_changes_nothing(runner: &Runner<'_>, rows: &Rows, options: &Options) -> Option<Self> {
+        // Few enough that no number of a pass differs from that of single steps.
+        let num_tokens = options.lookup_drafts?.min(INVARIANT_UP_TO - 1);
+        let may = rows.len() == 1
+            && num_tokens > 0
+            && changes_nothing(runner, options)
+            && options.grammar.as_ref().is_none_or(Matcher::can_rewind);
+        may.then_some(Self::PromptLookup(PromptLookup { num_tokens, max_matching_ngram_size: 2 }))
     }
 
     /// A draft model. `seed`: `None` without sampling.
@@ -233,6 +245,14 @@ impl Assisted {
         self.each
     }
 
+    /// The choice for each row while nothing is drafted; `None` if that would change tokens, or if tokens
+    /// wait to be delivered.
+    pub(super) fn without_drafts(&mut self) -> Option<&mut EachRow> {
+        let draws_otherwise = matches!(self.drafts.drafter, Some(Drafter::Model(_)));
+        let waits = self.drafts.rows.iter().any(|row| !row.accepted.is_empty());
+        (!draws_otherwise && !waits).then_some(&mut self.each)
+    }
+
     /// Makes a step.
     pub(super) async fn choose(&mut self, state: &mut StepState<'_, '_>) -> Result<Choice> {
         let Self { drafts, each } = self;
@@ -327,14 +347,16 @@ fn check(name: &'static str, runner: &Runner<'_>, rows: &Rows, options: &Options
 
 /// Whether tokens that a grammar forces are fed in one pass, though there is no drafter.
 pub(super) fn fast_forwards(runner: &Runner<'_>, rows: &Rows, options: &Options) -> bool {
-    let Options { settings, grammar, fast_forward, .. } = options;
-    let cache = runner.cache();
-    let changes_nothing = cache.cannot_rewind().is_none() && !cache.is_by_pass();
-    *fast_forward
-        && grammar.as_ref().is_some_and(Matcher::can_rewind)
-        && changes_nothing
+    options.fast_forward
+        && options.grammar.as_ref().is_some_and(Matcher::can_rewind)
         && rows.width == 1
-        && !settings.needs_host()
+        && changes_nothing(runner, options)
+}
+
+/// Whether the tokens of a row are the same if some of them are fed in one pass.
+fn changes_nothing(runner: &Runner<'_>, options: &Options) -> bool {
+    let cache = runner.cache();
+    cache.cannot_rewind().is_none() && !cache.is_by_pass() && !options.settings.needs_host()
 }
 
 #[cfg(test)]

@@ -38,6 +38,11 @@ pub struct Options {
     /// Whether tokens that a grammar forces are fed in one pass, if the cache can forget them. The tokens do
     /// not change.
     pub fast_forward: bool,
+    /// The most tokens that are drafted by prompt lookup for a pass, where that changes no token: one
+    /// sequence of one prompt, and a cache that can forget wrong drafts and does not depend on passes. An
+    /// [`Engine`](crate::Engine) drafts only while it computes nothing else. `None`: drafts are made only if
+    /// the settings ask for them.
+    pub lookup_drafts: Option<usize>,
     /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all.
     /// Default: the last token of each prompt.
     pub negative_prompts: Vec<Vec<TokenId>>,

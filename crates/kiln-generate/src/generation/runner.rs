@@ -397,7 +397,11 @@ impl Runner<'_> {
     }
 
     /// Whether the next step is one token of each row, fed after the row's own tokens, and nothing else.
-    pub(super) fn can_join(&self) -> bool {
+    pub(super) fn can_join(&mut self, rows: &Rows) -> bool {
+        // After a pass that verified drafts.
+        if matches!(self.next, Next::Nothing) && self.feeder.cache.seq_lens(rows.len()) == rows.ends() {
+            self.next = Next::Tokens(rows.last_tokens(&self.device), None);
+        }
         self.guidance.is_none()
             && self.ahead.is_none()
             && self.feeder.remembers()

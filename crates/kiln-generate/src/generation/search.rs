@@ -47,7 +47,8 @@ impl Search {
     ) -> Result<Self> {
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
         let masks = masks.transpose()?;
-        let drafter = Drafter::from_settings(runner, rows, options)?;
+        let drafter = Drafter::from_settings(runner, rows, options)?
+            .or_else(|| Drafter::that_changes_nothing(runner, rows, options));
         if let Some(settings) = options.settings.contrastive {
             return Ok(Self::Contrastive(Box::new(Contrastive::new(settings, masks))));
         }
@@ -130,6 +131,21 @@ impl Search {
             Self::Beams(beams) => beams.stopped(row),
             Self::EachRow(_) | Self::Assisted(_) | Self::Contrastive(_) => stopping.reason(state),
         }
+    }
+
+    /// The choice for each row by the scores after its last token, with which rows share passes; `None` if
+    /// tokens are chosen in another way.
+    pub(super) fn each_row(&mut self) -> Option<&mut EachRow> {
+        match self {
+            Self::EachRow(each) => Some(each),
+            Self::Assisted(assisted) => assisted.without_drafts(),
+            Self::Beams(_) | Self::Contrastive(_) => None,
+        }
+    }
+
+    /// Whether tokens are drafted, and need not be.
+    pub(super) fn may_draft(&mut self) -> bool {
+        matches!(self, Self::Assisted(_)) && self.each_row().is_some()
     }
 
     /// The sequences of each prompt.

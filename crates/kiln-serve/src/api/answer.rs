@@ -21,7 +21,7 @@ use axum::{
 };
 use futures_util::{Stream, StreamExt, stream};
 use kiln::{AnswerPart, GeneratedToken, Piece, Stats, StopReason};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     now,
@@ -113,6 +113,8 @@ pub(super) struct Usage {
     pub(super) prompt: usize,
     /// Number of tokens of prompts that were not computed again.
     pub(super) cached: usize,
+    /// Whether some of these were computed as an answer.
+    pub(super) reused_answer: bool,
     pub(super) generated: usize,
     /// Number of tokens of reasoning.
     pub(super) reasoning: usize,
@@ -246,6 +248,7 @@ impl Answer {
         if index.is_multiple_of(self.n) {
             self.usage.cached += stats.reused;
         }
+        self.usage.reused_answer |= stats.reused_answer;
         if index == 0 {
             self.usage.prompt_time = stats.time_to_first_token;
             self.usage.decode_time = stats.decode_time;
@@ -254,6 +257,13 @@ impl Answer {
         let parts = choice.reader.finish();
         choice.end = Some(end);
         choice.step(index, parts, true)
+    }
+
+    /// Says in a response that bits may differ from those that the request has alone, if they may.
+    pub(super) fn tell_inexact(&self, response: &mut Value) {
+        if self.usage.reused_answer || !self.served.is_exact() {
+            response["kiln"] = json!({ "exact": false });
+        }
     }
 
     /// Takes the tokens of a choice whose log-probabilities are not told.

@@ -437,6 +437,7 @@ impl Form for Messages {
         }
         let mut whole = Self::message(&answer, content);
         [whole["stop_reason"], whole["stop_sequence"]] = self.stop(&answer);
+        answer.tell_inexact(&mut whole);
         whole
     }
 
@@ -478,7 +479,8 @@ impl Form for Messages {
         self.change(&mut frames, None, Value::Null);
         let [reason, stop] = self.stop(answer);
         let delta = json!({ "stop_reason": reason, "stop_sequence": stop });
-        let delta = json!({ "type": "message_delta", "delta": delta, "usage": usage(answer) });
+        let mut delta = json!({ "type": "message_delta", "delta": delta, "usage": usage(answer) });
+        answer.tell_inexact(&mut delta);
         frames.push(Frame::named("message_delta", &delta));
         frames.push(Frame::named("message_stop", &json!({ "type": "message_stop" })));
         frames

@@ -391,6 +391,7 @@ impl Ollama {
         line["prompt_eval_duration"] = json!(nanoseconds(usage.prompt_time));
         line["eval_count"] = json!(usage.generated);
         line["eval_duration"] = json!(nanoseconds(usage.decode_time));
+        answer.tell_inexact(line);
     }
 }
 

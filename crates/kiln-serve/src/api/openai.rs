@@ -7,14 +7,16 @@ use crate::error::ApiError;
 
 /// An answer, or a chunk of one.
 pub(super) fn frame(answer: &Answer, prefix: &str, object: &str, choices: Vec<Value>) -> Value {
-    json!({
+    let mut frame = json!({
         "id": format!("{prefix}-{}", answer.number),
         "object": object,
         "created": answer.created,
         "model": answer.served.name,
         "system_fingerprint": answer.served.fingerprint,
         "choices": choices,
-    })
+    });
+    answer.tell_inexact(&mut frame);
+    frame
 }
 
 pub(super) fn usage(usage: &Usage) -> Value {

@@ -381,7 +381,8 @@ impl Choices {
         request = request
             .special_tokens(self.special_tokens)
             .prefill_chunk(served.chunk)
-            .prefix_scope(self.scope.as_str());
+            .prefix_scope(self.scope.as_str())
+            .lookup_drafts(served.lookup_drafts);
         match &self.plan {
             Some(plan) => request.plan(plan.clone()),
             None => request,

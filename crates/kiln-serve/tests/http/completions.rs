@@ -252,3 +252,36 @@ fn a_prompt_that_begins_like_an_earlier_one_is_computed_from_there_with_the_same
         assert!(cached > 0 && hot == cold, "{cached}");
     }
 }
+
+#[test]
+fn a_prompt_begins_with_an_earlier_answer_if_the_server_allows_it_and_the_response_says_so() {
+    for model in MODELS.iter() {
+        let server = |reuse_answers| Running::of(model, |options| ServeOptions { reuse_answers, ..options });
+        let prompt = "ROMEO: What news, and from which of the two houses?";
+        for reuses in [false, true] {
+            let server = server(reuses);
+            let ask = |prompt: &str| {
+                let (status, answer) = server.post("/v1/completions", &completion(prompt, 3, &json!({})));
+                assert_eq!(status, 200, "{answer}");
+                answer
+            };
+            let first = ask(prompt);
+            assert_eq!(first["kiln"], Value::Null, "nothing was there to begin with");
+            let text = first["choices"][0]["text"].as_str().unwrap();
+            let next = format!("{prompt}{text} And what more?");
+            let second = ask(&next);
+            let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() as usize;
+            let begin = model.encode(prompt).unwrap().len();
+            if reuses {
+                assert!(cached > begin, "{cached} tokens of {begin} and an answer");
+                assert_eq!(second["kiln"], json!({ "exact": false }));
+                let streamed = json!({ "stream": true });
+                let chunks = server.json_events("/v1/completions", &completion(&next, 3, &streamed));
+                assert_eq!(chunks.last().unwrap()["kiln"], json!({ "exact": false }));
+            } else {
+                assert_eq!((cached, &second["kiln"]), (0, &Value::Null), "shorter than a chunk");
+                assert_eq!(second["choices"][0]["text"], alone_of(model, &next, 3));
+            }
+        }
+    }
+}

@@ -197,6 +197,7 @@ impl Responses {
             "output_tokens_details": { "reasoning_tokens": usage.reasoning },
             "total_tokens": usage.prompt + usage.generated,
         });
+        answer.tell_inexact(&mut response);
         if let Some((stored, key, mut messages)) = self.store.take() {
             for item in &self.items {
                 if let Value::Object(item) = item {
