@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Checks the Markdown pages: prose is wrapped, links and their anchors exist, and the book is built, in target/book.
-# The checkers are installed in the folder that is named, by default ~/.cache/kiln-ci-tools.
+# Checks the Markdown pages: prose is wrapped, links and their anchors exist. With --book, the book is built, too, in
+# target/book. The checkers are installed in the folder that is named, by default ~/.cache/kiln-ci-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+wants_book=
+if [ "${1:-}" = --book ]; then wants_book=yes; shift; fi
 tools=${1:-$HOME/.cache/kiln-ci-tools}
 book=$PWD/target/book
 
@@ -20,6 +22,7 @@ git ls-files -z '*.md' | xargs -0 "$tools/docs/bin/rumdl" check --quiet
 links() { xargs -0 "$tools/docs/bin/lychee" --offline --index-files index.html,README.md,. --include-fragments --no-progress --quiet; }
 git ls-files -z '*.md' | links
 
+if [ -z "$wants_book" ]; then exit 0; fi
 # Compiled once, in five minutes.
 if env -u CARGO_TARGET_DIR timeout 900 cargo install --quiet --locked --debug mdbook@0.5.4 --no-default-features --features search --root "$tools"; then
   rm -rf "$book"

@@ -381,7 +381,7 @@ class Measurement:
         return {"rate": rate, "caches": max(held), "prompt": length}
 
     def held(self):
-        """Bytes of caches, and of the tokens that they hold, while rows have 450 to 550 tokens on average."""
+        """MB of caches, and of the tokens that they hold, while rows have 450 to 550 tokens on average."""
         server, polls, calls = self.server("kiln"), [], []
         of = self.run(self.options.kiln, "inspect", self.options.model, "--json")
         token = 4 * 2 * of["layers"] * of["kv_heads"] * of["head_dim"]
@@ -398,12 +398,12 @@ class Measurement:
 
         server.ask([*[send(client, 0) for client in range(ROWS)], Call(path="/props", then=polled)])
         found = []
-        for at, bytes in polls:
+        for at, held in polls:
             rows = [call.usage["prompt_tokens"] + sum(time < at for time in call.times) for call in calls
                     if call.sent < at < call.ended and call.times[0] < at]
-            if len(rows) == ROWS and 450 <= statistics.mean(rows) <= 550: found.append((bytes, token * sum(rows)))
+            if len(rows) == ROWS and 450 <= statistics.mean(rows) <= 550: found.append((held / 1e6, token * sum(rows) / 1e6))
         if not found: raise Failure("N12: the rows never have 450 to 550 tokens on average")
-        return {"held": statistics.median(bytes for bytes, _ in found), "live": statistics.median(live for _, live in found)}
+        return {"held": statistics.median(held for held, _ in found), "live": statistics.median(live for _, live in found)}
 
     def half(self):
         """A limit of memory: weights, activations as docs/memory.md counts them, and half of the caches of 16 whole answers."""
@@ -449,7 +449,7 @@ def rows(options):
         ("N7", "largest gap / llama-server", "<=", 0.25, "meeting kiln: gap", "meeting llama: gap", "s"),
         ("N8", f"first token of {words}, 90 % shared / cold", "<=", 0.2, "shared: hot", "shared: cold", "s"),
         ("N10", "passes from a disconnect to a free place", "<=", 1, "leaving: passes", "", ""),
-        ("N12", "bytes of caches / of their tokens", "<=", 1.1, "held: held", "held: live", "B"),
+        ("N12", "bytes of caches / of their tokens", "<=", 1.1, "held: held", "held: live", "MB"),
         ("N13", "half the memory for caches / all", ">=", 0.6, "memory kiln-small: rate", "memory kiln: rate", "t/s"),
         ("N13", "share of equal texts", ">=", 1, "equal", "", ""),
         ("N15", f"slowest refusal of {options.crowd:,} at once", "<=", 100, "crowd: refusal", "", "ms"),

@@ -91,7 +91,7 @@ pub(crate) struct ServeArgs {
     reuse: Reuse,
     /// While one answer is computed alone, draft up to N tokens that followed the same tokens earlier; the
     /// tokens stay the same
-    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..EXACT_ROWS as u64))]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=EXACT_ROWS as u64 - 1))]
     prompt_lookup: Option<usize>,
     #[command(flatten)]
     place: PlaceArgs,
@@ -113,6 +113,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
             args.host
         );
         return Err(Error::Setting { name: "host", why }.into());
+    }
+    if args.reuse == Reuse::Answers && args.prefix_memory == 0 {
+        let why =
+            "keeps answers in the memory of `--prefix-memory`, which is none; give it a size".to_owned();
+        return Err(Error::Setting { name: "reuse", why }.into());
     }
     let template = match &args.template {
         Some(path) => Some(ChatTemplate::new(&files::read_input(path)?)?),

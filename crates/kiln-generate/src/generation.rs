@@ -374,23 +374,26 @@ impl Generation<'_> {
 impl Generation<'_> {
     /// Whether the next step can share a forward pass with other generations: it feeds one token per row,
     /// after the row's own tokens, and nothing else.
-    pub(crate) fn can_join(&mut self) -> bool {
-        !self.over
-            && self.rows.delivered > 0
-            && self.search.each_row().is_some()
-            && self.runner.can_join(&self.rows)
+    pub(crate) fn can_join(&self) -> bool {
+        !self.over && self.rows.delivered > 0 && self.search.is_by_row() && self.runner.can_join(&self.rows)
+    }
+
+    /// Gives the rows to a shared pass, if they [can join](Self::can_join) one.
+    pub(crate) fn give_rows(&mut self) -> JoiningRows {
+        self.runner.feed_last(&self.rows);
+        self.runner.give_rows()
     }
 
     /// Whether its own passes draft tokens, which changes none of them.
-    pub(crate) fn may_draft(&mut self) -> bool {
+    pub(crate) fn may_draft(&self) -> bool {
         self.search.may_draft()
     }
 
     /// The prompt, and the scope in which it may begin with another one's cache; `None` if it may not, or is
     /// under way.
-    pub(crate) fn sharable_prompt(&mut self) -> Option<(Scope, Vec<TokenId>)> {
+    pub(crate) fn sharable_prompt(&self) -> Option<(Scope, Vec<TokenId>)> {
         let is_one = matches!(&self.rows.list[..], [row] if row.left_pad == 0) && self.rows.complete;
-        let may = is_one && self.search.each_row().is_some() && self.runner.is_unfed();
+        let may = is_one && self.search.is_by_row() && self.runner.is_unfed();
         self.prefix_scope().filter(|_| may && self.rows.delivered == 0)
     }
 
@@ -417,10 +420,9 @@ impl Generation<'_> {
 
     /// Copies the cache with the prompt and the answer, and tells their tokens and scope; `None` if no prompt
     /// could begin with them, or the cache cannot be copied.
-    pub(crate) fn copy_with_answer(&mut self) -> Option<(Scope, Vec<TokenId>, Kept)> {
-        let is_plain = self.search.each_row().is_some();
+    pub(crate) fn copy_with_answer(&self) -> Option<(Scope, Vec<TokenId>, Kept)> {
         let [row] = &self.rows.list[..] else { return None };
-        let is_plain = is_plain && row.left_pad == 0;
+        let is_plain = self.search.is_by_row() && row.left_pad == 0;
         let (scope, _) = self.prefix_scope().filter(|_| is_plain)?;
         let kept = self.runner.feeder.copy()?;
         Some((scope, row.ids.get(..kept.tokens)?.to_vec(), kept))

@@ -94,13 +94,17 @@ pub(crate) struct Served {
     pub(crate) fingerprint: String,
 }
 
-/// Equal fingerprints and seeds give equal bytes: it depends on everything that can change a bit.
+/// A name for all that an answer depends on beside its request: the version, the weights and the form in
+/// which they are held, the device and its driver, types, kernels, arithmetic, threads, cache and chunk.
 fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<String> {
     let DeviceInfo { name, adapter, driver, api, .. } = &model.opened().info;
     let version = env!("CARGO_PKG_VERSION");
     let (dtype, plan, threads) = (model.dtype().name(), plan.unwrap_or(model.plan()), device::threads());
-    let weights = model.fingerprint()?;
-    let all = format!("{name} {adapter} {driver} {api} {threads} {dtype} {plan} {chunk} {weights}");
+    let (weights, held) = (model.fingerprint()?, model.weight_bytes());
+    let (kernels, arithmetic) = (model.kernels().implementation(), model.arithmetic());
+    let all = format!(
+        "{name} {adapter} {driver} {api} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held}"
+    );
     let hash = Sha256::digest(all);
     let short: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("kiln-{version}-{dtype}-{short}"))

@@ -106,6 +106,8 @@ const REFUSED: &str = "
     serve --port 99999
     serve --rows 0
     serve --cache elastic
+    serve --reuse answers --prefix-memory none
+    serve --prompt-lookup 16
     serve --api-keys /nowhere
     serve --model /nowhere
     serve --alias a --alias b

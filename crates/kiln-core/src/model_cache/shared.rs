@@ -100,8 +100,7 @@ impl ModelCache {
             (0..self.blocks()).filter(|&block| self.shared.blocks.get(block).is_some_and(Option::is_some));
         let is_arranged = known.eq(wanted.iter().copied()) && self.groups.iter().all(has_room);
         // Room of rows that left is given up where memory is short.
-        let layers = self.footprints(step, &[]);
-        let is_tight = self.shared.slots > 0 && self.claim_for(&layers, working).is_err();
+        let is_tight = self.has_gaps() && self.claim_for(&self.footprints(step, &[]), working).is_err();
         if is_arranged && !is_tight {
             return Ok(());
         }
@@ -204,6 +203,12 @@ impl ModelCache {
         Ok(())
     }
 
+    /// Whether shared buffers have slots that belong to no row.
+    fn has_gaps(&self) -> bool {
+        let of_group = |group: &RowGroup| group.region.map_or(0, |own| own.slots * self.rows_of(group));
+        self.groups.iter().map(of_group).sum::<usize>() < self.shared.slots
+    }
+
     /// Number of slots that each row of a group asks for.
     fn slots_of(&self, group: &RowGroup, wanted: &[usize], tokens: usize) -> usize {
         let of_block =
@@ -278,7 +283,7 @@ impl ModelCache {
     pub(super) fn snapshot_of(&self, group: &RowGroup) -> RowGroup {
         let mut copy = group.snapshot();
         if let Some(region) = copy.region.take() {
-            let rows = group.rows.or(self.rows).unwrap_or(1);
+            let rows = self.rows_of(group);
             for (shared, layer) in self.shared.blocks.iter().zip(&mut copy.layers) {
                 if let (Some(shared), Some(keys)) = (shared, &mut layer.keys) {
                     keys.take_back(copied(shared, region, rows));

@@ -67,10 +67,11 @@ impl Prefixes {
         let Some((scope, prompt)) = generation.sharable_prompt() else { return false };
         // The last token is always fed, because its output is needed.
         let grid = |tokens: usize| tokens - tokens % scope.chunk;
-        let end = grid(prompt.len().saturating_sub(1));
+        let last = prompt.len().saturating_sub(1);
+        let end = grid(last);
         let common = |stored: &Stored| {
             let same = stored.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
-            if stored.is_answer { same.min(prompt.len() - 1) } else { grid(same).min(end) }
+            if stored.is_answer { same.min(last) } else { grid(same).min(end) }
         };
         let mut found: Vec<(usize, usize)> = (0..self.stored.len())
             .filter(|&at| self.stored[at].scope == scope)

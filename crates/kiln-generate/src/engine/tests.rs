@@ -136,6 +136,24 @@ fn drafts_are_made_while_nothing_else_is_computed() {
     assert_eq!(outcome.ended[&drafting], wanted);
 }
 
+/// Such drafts may change tokens, so they must not depend on what else runs.
+#[test]
+fn drafts_that_the_settings_ask_for_are_made_beside_others_too() {
+    let shared = Hashing::default().shared();
+    let mut engine = Engine::new(shared.clone(), 4).unwrap();
+    let mut outcome = Outcome::default();
+    let config = || GenerationConfig::new().max_new_tokens(30);
+    for config in [config().prompt_lookup_num_tokens(4), config()] {
+        let options = Options { settings: config.resolve().unwrap(), ..Options::default() };
+        engine.submit(generation(&shared, cache::keeps(), &[1, 2, 1, 2], &options)).unwrap();
+    }
+    for _ in 0..8 {
+        outcome.take(read_back::block_on(engine.step()));
+        assert!(engine.together.jobs() < 2);
+    }
+    assert_eq!((engine.apart.len(), engine.together.jobs()), (1, 1));
+}
+
 #[test]
 fn generations_in_an_engine_give_the_tokens_that_they_give_alone() {
     for rows in [1, 2, 5, 16] {

@@ -78,7 +78,7 @@ impl<T: Generating> Together<T> {
         let generation = job.own.generation();
         let device = generation.runner.device().clone();
         let capture = self.capture && generation.captures();
-        let JoiningRows { cache, left_pad } = generation.runner.give_rows();
+        let JoiningRows { cache, left_pad } = generation.give_rows();
         let joined = match &mut self.feeder {
             Some(feeder) => feeder.join(cache, left_pad),
             empty => {

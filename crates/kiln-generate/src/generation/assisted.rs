@@ -51,6 +51,9 @@ pub(super) struct Assisted {
 struct Drafts {
     /// `None`: only tokens that a grammar forces are drafted.
     drafter: Option<Drafter>,
+    /// Whether tokens are the same without drafts. Drafts that the settings ask for may change what a cache
+    /// packs or evicts in a pass, and those of a model how tokens are drawn.
+    are_optional: bool,
     rows: Vec<Ahead>,
 }
 
@@ -181,8 +184,9 @@ impl Drafts {
             Some(Drafter::Model(_)) => settings.num_assistant_tokens,
             None => 0,
         };
+        let are_optional = settings.prompt_lookup.is_none() && !matches!(drafter, Some(Drafter::Model(_)));
         let rows = (0..rows).map(|_| Ahead { accepted: VecDeque::new(), proposes }).collect();
-        Self { drafter, rows }
+        Self { drafter, are_optional, rows }
     }
 
     /// Whether each row waits for tokens.
@@ -245,12 +249,15 @@ impl Assisted {
         self.each
     }
 
-    /// The choice for each row while nothing is drafted; `None` if that would change tokens, or if tokens
-    /// wait to be delivered.
-    pub(super) fn without_drafts(&mut self) -> Option<&mut EachRow> {
-        let draws_otherwise = matches!(self.drafts.drafter, Some(Drafter::Model(_)));
-        let waits = self.drafts.rows.iter().any(|row| !row.accepted.is_empty());
-        (!draws_otherwise && !waits).then_some(&mut self.each)
+    /// Whether the next token may be chosen without drafts: that changes no token, and none waits to be
+    /// delivered.
+    pub(super) fn may_pause(&self) -> bool {
+        self.drafts.are_optional && self.drafts.rows.iter().all(|row| row.accepted.is_empty())
+    }
+
+    /// The choice for each row, without drafts.
+    pub(super) fn each_row(&mut self) -> &mut EachRow {
+        &mut self.each
     }
 
     /// Makes a step.
@@ -266,10 +273,7 @@ impl Assisted {
         };
         let made = made.and_then(|made| state.runner.none_refused().map(|()| made));
         if let Ok(false) = made {
-            if matches!(state.runner.next, Next::Nothing) {
-                let tokens = state.rows.last_tokens(&state.runner.device);
-                state.runner.next = Next::Tokens(tokens, None);
-            }
+            state.runner.feed_last(state.rows);
             return each.choose(state).await;
         }
         // The last tokens are not those that a step chose.

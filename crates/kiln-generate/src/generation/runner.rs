@@ -221,6 +221,13 @@ impl<'a> Runner<'a> {
         self.next = Next::Tokens(Tensor::from_data(tokens, &self.device), parents);
     }
 
+    /// Feeds the last token of each row with the next step, if a pass that verified drafts was the last.
+    pub(super) fn feed_last(&mut self, rows: &Rows) {
+        if matches!(self.next, Next::Nothing) {
+            self.next = Next::Tokens(rows.last_tokens(&self.device), None);
+        }
+    }
+
     /// Finishes the reading of a tensor. If it fails, the contents of the cache may never have been written.
     pub(super) async fn read(&mut self, reading: ReadBack) -> Result<TensorData> {
         let read = reading.finish().await;
@@ -397,20 +404,22 @@ impl Runner<'_> {
     }
 
     /// Whether the next step is one token of each row, fed after the row's own tokens, and nothing else.
-    pub(super) fn can_join(&mut self, rows: &Rows) -> bool {
-        // After a pass that verified drafts.
-        if matches!(self.next, Next::Nothing) && self.feeder.cache.seq_lens(rows.len()) == rows.ends() {
-            self.next = Next::Tokens(rows.last_tokens(&self.device), None);
-        }
-        self.guidance.is_none()
+    pub(super) fn can_join(&self, rows: &Rows) -> bool {
+        let feeds_last = match &self.next {
+            Next::Tokens(_, parents) => parents.is_none(),
+            // After a pass that verified drafts, the cache may lack more than the last token.
+            Next::Nothing => self.feeder.cache.seq_lens(rows.len()) == rows.ends(),
+            Next::Prompt(_) | Next::OnDevice => false,
+        };
+        feeds_last
+            && self.guidance.is_none()
             && self.ahead.is_none()
             && self.feeder.remembers()
             && matches!(self.feeder.wanted, Wanted::Last)
-            && matches!(self.next, Next::Tokens(_, None))
     }
 
     /// Gives the cache away, until [`take_back`](Self::take_back).
-    pub(crate) fn give_rows(&mut self) -> JoiningRows {
+    pub(super) fn give_rows(&mut self) -> JoiningRows {
         JoiningRows { cache: self.feeder.give_cache(), left_pad: self.feeder.left_pad.clone() }
     }
 

@@ -133,19 +133,28 @@ impl Search {
         }
     }
 
-    /// The choice for each row by the scores after its last token, with which rows share passes; `None` if
-    /// tokens are chosen in another way.
+    /// Whether the next token of each row can be chosen by the scores after its last one, and by nothing
+    /// else. Rows can share passes then.
+    pub(super) fn is_by_row(&self) -> bool {
+        match self {
+            Self::EachRow(_) => true,
+            Self::Assisted(assisted) => assisted.may_pause(),
+            Self::Beams(_) | Self::Contrastive(_) => false,
+        }
+    }
+
+    /// The choice for each row; `None` unless it is [by row](Self::is_by_row).
     pub(super) fn each_row(&mut self) -> Option<&mut EachRow> {
         match self {
             Self::EachRow(each) => Some(each),
-            Self::Assisted(assisted) => assisted.without_drafts(),
-            Self::Beams(_) | Self::Contrastive(_) => None,
+            Self::Assisted(assisted) if assisted.may_pause() => Some(assisted.each_row()),
+            Self::Assisted(_) | Self::Beams(_) | Self::Contrastive(_) => None,
         }
     }
 
     /// Whether tokens are drafted, and need not be.
-    pub(super) fn may_draft(&mut self) -> bool {
-        matches!(self, Self::Assisted(_)) && self.each_row().is_some()
+    pub(super) fn may_draft(&self) -> bool {
+        matches!(self, Self::Assisted(assisted) if assisted.may_pause())
     }
 
     /// The sequences of each prompt.

@@ -2,6 +2,7 @@
 
 use std::thread;
 
+use kiln::Plan;
 use kiln_serve::ServeOptions;
 use serde_json::{Value, json};
 
@@ -283,5 +284,24 @@ fn a_prompt_begins_with_an_earlier_answer_if_the_server_allows_it_and_the_respon
                 assert_eq!(second["choices"][0]["text"], alone_of(model, &next, 3));
             }
         }
+    }
+}
+
+#[test]
+fn the_fingerprint_tells_servers_apart_whose_bits_may_differ() {
+    let fingerprint = |change: fn(ServeOptions) -> ServeOptions| {
+        let server = Running::new(change);
+        let (status, answer) = server.post("/v1/completions", &completion("And", 1, &json!({})));
+        assert_eq!(status, 200, "{answer}");
+        answer["system_fingerprint"].as_str().unwrap().to_owned()
+    };
+    let first = fingerprint(|options| options);
+    assert_eq!(fingerprint(|options| ServeOptions { rows: 2, ..options }), first, "no bit depends on rows");
+    let others: [fn(ServeOptions) -> ServeOptions; 2] = [
+        |options| ServeOptions { prefill_chunk: Some(32), ..options },
+        |options| ServeOptions { plan: Some(Plan::named("quantized:nbits=4").unwrap()), ..options },
+    ];
+    for other in others {
+        assert_ne!(fingerprint(other), first);
     }
 }

@@ -22,7 +22,7 @@ use kiln_core::{
     stages::Stages,
 };
 use kiln_generate::{ChatTemplates, Engine, Generating, GenerationConfig, TextStream, TokenTable, Tokenizer};
-use kiln_kernels::{Kernels, Placement, device::Opened};
+use kiln_kernels::{Arithmetic, Kernels, Placement, device::Opened};
 use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
 use sha2::{Digest, Sha256};
 
@@ -57,6 +57,7 @@ struct Loaded {
     tensor_names: TensorNames,
     placement: Placement,
     dtype: DType,
+    arithmetic: Arithmetic,
     tokenizer: Option<Arc<Tokenizer>>,
     /// The tokenizer's table for grammars, after the first grammar was used.
     token_table: Arc<Mutex<Option<Arc<TokenTable>>>>,
@@ -322,6 +323,11 @@ impl Model {
     /// The number type of weights, activations and caches.
     pub fn dtype(&self) -> DType {
         self.loaded.dtype
+    }
+
+    /// The arithmetic of products with packed weights on the CPU ([`ModelBuilder::exact`]).
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.loaded.arithmetic
     }
 
     /// The kernels of the device that computes the logits, with a record of those that ran.
