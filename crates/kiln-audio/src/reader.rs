@@ -5,8 +5,10 @@ mod lengths;
 
 use std::{
     fmt,
-    io::{self, Read, Seek},
+    fs::File,
+    io::{self, Cursor, Read, Seek},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use kiln_core::{Error, Result, files};
@@ -43,6 +45,17 @@ pub struct AudioReader {
 /// Opens the source and positions it at its beginning.
 type Source = Box<dyn Fn() -> io::Result<Box<dyn MediaSource>> + Send + Sync>;
 
+type Bytes = dyn AsRef<[u8]> + Send + Sync;
+
+/// Bytes that several readers share.
+struct Shared(Arc<Bytes>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
 impl AudioReader {
     /// Opens a file.
     ///
@@ -65,7 +78,16 @@ impl AudioReader {
         Self::of_file(path, file)
     }
 
-    fn of_file(path: &Path, file: std::fs::File) -> Result<Self> {
+    /// Reads a file in memory. `name` stands for it in errors, and its extension is a hint.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is not audio of a known format, or has no audio track.
+    pub fn from_bytes(name: &str, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self> {
+        let bytes: Arc<Bytes> = Arc::new(bytes);
+        Self::new(Path::new(name), Box::new(move || Ok(Box::new(Cursor::new(Shared(bytes.clone()))))))
+    }
+
+    fn of_file(path: &Path, file: File) -> Result<Self> {
         // A cloned handle shares the file position; only one handle is in use at a time.
         Self::new(
             path,

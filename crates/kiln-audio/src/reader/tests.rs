@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{f64::consts::TAU, fs, io::Cursor};
+use std::{f64::consts::TAU, fs};
 
 use proptest::prelude::*;
 
@@ -19,7 +19,7 @@ fn bytes(name: &str) -> Vec<u8> {
 }
 
 fn of_bytes(bytes: Vec<u8>) -> Result<AudioReader> {
-    AudioReader::new(Path::new("sound"), Box::new(move || Ok(Box::new(Cursor::new(bytes.clone())))))
+    AudioReader::from_bytes("sound", bytes)
 }
 
 fn all(reader: &mut AudioReader) -> Vec<f32> {

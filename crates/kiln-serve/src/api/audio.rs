@@ -1,6 +1,6 @@
 //! `/v1/audio/transcriptions` and `/v1/audio/translations`
 
-use std::{convert::Infallible, io::Cursor, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Json,
@@ -226,9 +226,7 @@ fn transcribe_all(
     turns: &Turns,
     told: &mpsc::Sender<Told>,
 ) {
-    let begin = || -> Result<Transcript> {
-        transcriber.transcribe(AudioReader::from_stream(name, Cursor::new(bytes))?)
-    };
+    let begin = || -> Result<Transcript> { transcriber.transcribe(AudioReader::from_bytes(name, bytes)?) };
     let mut transcript = match begin() {
         Ok(transcript) => transcript,
         Err(error) => {
