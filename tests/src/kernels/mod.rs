@@ -51,11 +51,16 @@ fn path(choice: Choice, device: &str) -> Implementation {
     }
 }
 
-/// Returns all kernels, or the one that `KILN_TEST_KERNEL` names.
+/// Returns all kernels, or the one that `KILN_TEST_KERNEL` names, or a share of them: `1/2`, `2/2`.
 fn kernels() -> Vec<&'static KernelInfo> {
-    let wanted = std::env::var("KILN_TEST_KERNEL").ok();
-    let is_wanted = |kernel: &&KernelInfo| wanted.as_ref().is_none_or(|name| name == kernel.name);
-    let kernels: Vec<_> = KERNELS.iter().filter(is_wanted).collect();
+    let wanted = std::env::var("KILN_TEST_KERNEL").unwrap_or_default();
+    let kernels: Vec<_> = match wanted.split_once('/') {
+        Some((share, of)) => {
+            let [share, of] = [share, of].map(|number| number.parse::<usize>().expect("a share as 1/2"));
+            KERNELS.iter().skip(share - 1).step_by(of).collect()
+        }
+        None => KERNELS.iter().filter(|kernel| wanted.is_empty() || wanted == kernel.name).collect(),
+    };
     assert!(!kernels.is_empty(), "no kernel is named {wanted:?}");
     kernels
 }
