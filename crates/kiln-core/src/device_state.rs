@@ -16,9 +16,9 @@ use std::{
     },
 };
 
-use burn::tensor::{Device, StreamId};
+use burn::tensor::{Device, StreamId, Tensor};
 
-use crate::{Error, Result};
+use crate::{Error, Result, read_back};
 
 /// Text in the panic that reports a refused allocation.
 pub const REFUSAL: &str = "out of device memory";
@@ -156,6 +156,18 @@ impl DeviceState {
                 _ = self.caught(|| self.uploading(|| self.0.device.memory_cleanup()));
             }
         }
+    }
+
+    /// Waits, as [`sync`](Self::sync) does. In a browser, other tasks run meanwhile.
+    ///
+    /// # Errors
+    /// The device's error.
+    pub async fn finished(&self) -> Result<()> {
+        self.sync()?;
+        if cfg!(target_family = "wasm") {
+            read_back::start(Tensor::<1>::zeros([1], &self.0.device)).finish().await?;
+        }
+        Ok(())
     }
 
     /// Declares that the device copies and computes at once if both are on different queues (CUDA's streams).

@@ -418,6 +418,7 @@ fn reason(e: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         io::ErrorKind::IsADirectory => "is a folder, not a file".to_owned(),
         io::ErrorKind::StorageFull => "the disk is full".to_owned(),
+        io::ErrorKind::Unsupported => "this system has no files; give what is in the file instead".to_owned(),
         _ => e.to_string(),
     }
 }

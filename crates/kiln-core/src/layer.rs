@@ -85,7 +85,6 @@ pub trait CacheLayer: fmt::Debug + Send {
     fn reorder_on_device(&mut self, parents: &Parents) -> Result<()>;
 
     /// Copies everything that a new layer needs to continue in place of this one.
-    #[cfg(not(target_family = "wasm"))]
     fn save(&self) -> Result<LayerState>;
 
     /// Replaces the contents with those of the layer that `state` was copied from.

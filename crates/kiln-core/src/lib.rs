@@ -7,7 +7,6 @@ pub mod batch;
 pub mod budget;
 pub mod device_state;
 pub mod error;
-#[cfg(not(target_family = "wasm"))]
 pub mod files;
 pub mod host_data;
 pub mod layer;

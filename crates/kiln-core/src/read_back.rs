@@ -1,7 +1,7 @@
 //! Reading tensors back to the host. No other module does it.
 //!
-//! Reads are futures, so that a browser can await them. A browser cannot wait for them in any other way, so
-//! the functions that block are for native targets alone.
+//! Reads are futures, so that a browser can await them. A browser cannot wait for them in any other way:
+//! there, the functions that block are errors, unless nothing has to be waited for.
 
 use std::{
     future::{Future, poll_fn},
@@ -74,13 +74,15 @@ impl ReadBack {
     }
 }
 
-/// A read that is dropped is waited for: its memory is reused, and the copy must have ended by then. A
-/// browser orders the copy before the next use of that memory.
-#[cfg(not(target_family = "wasm"))]
+/// A read that is dropped is waited for: its memory is reused, and the copy must have ended by then. In a
+/// browser, it ends by itself.
 impl Drop for ReadBack {
     fn drop(&mut self) {
-        if let State::Reading(read) = &mut self.0 {
-            _ = pollster::block_on(read);
+        if let State::Reading(read) = std::mem::replace(&mut self.0, State::Taken) {
+            #[cfg(not(target_family = "wasm"))]
+            drop(pollster::block_on(read));
+            #[cfg(target_family = "wasm")]
+            wasm_bindgen_futures::spawn_local(async { drop(read.await) });
         }
     }
 }
@@ -98,16 +100,18 @@ pub async fn all(reads: Vec<ReadBack>) -> Result<Vec<TensorData>> {
 }
 
 /// Reads `tensor`, and blocks until the data have arrived.
-#[cfg(not(target_family = "wasm"))]
+///
+/// # Errors
+/// The error of the device, and the errors of [`wait`].
 pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<TensorData> {
-    block_on(start(tensor).finish())
+    wait(start(tensor).finish())
 }
 
 /// Moves `tensor` to `device`. Between devices, the elements travel through host memory, because Burn's own
-/// move panics where a device fails. A browser cannot wait for them.
+/// move panics where a device fails.
 ///
 /// # Errors
-/// The error of the device that it is read from.
+/// The error of the device that it is read from, and the errors of [`wait`].
 pub fn moved<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -115,13 +119,8 @@ pub fn moved<const D: usize, K: Basic + 'static>(
     if tensor.device() == *device {
         return Ok(tensor);
     }
-    #[cfg(not(target_family = "wasm"))]
-    {
-        let dtype = tensor.dtype();
-        Ok(Tensor::from_data(read(tensor)?, (device, dtype)))
-    }
-    #[cfg(target_family = "wasm")]
-    Err(Error::Execution("a browser has one device for each model".to_owned()))
+    let dtype = tensor.dtype();
+    Ok(Tensor::from_data(read(tensor)?, (device, dtype)))
 }
 
 /// Lets other tasks of an async runtime run. Work on a CPU is done when it is requested, so a future that
@@ -139,6 +138,23 @@ pub async fn yield_now() {
 }
 
 /// Blocks on a future of this workspace.
+///
+/// # Errors
+/// The error of the future. A browser cannot block: a future that is not done at once is an error there.
+pub fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    #[cfg(not(target_family = "wasm"))]
+    return block_on(future);
+    #[cfg(target_family = "wasm")]
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => {
+            let why = "a browser cannot wait for its device; await the function of the same kind instead";
+            Err(Error::Execution(why.to_owned()))
+        }
+    }
+}
+
+/// Blocks on a future of this workspace that may have no error. Not for browsers.
 #[cfg(not(target_family = "wasm"))]
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     pollster::block_on(future)

@@ -178,7 +178,6 @@ pub trait AnySlot {
     /// [`Error::Execution`] if the tensors are in host memory, or not [by rows](Self::is_by_rows).
     fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()>;
     /// Copies the tensors to the host; the slot keeps them.
-    #[cfg(not(target_family = "wasm"))]
     fn read(&self) -> Result<Vec<TensorData>>;
     /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
@@ -244,9 +243,8 @@ impl<T: Tensors> AnySlot for Slot<T> {
         Ok(())
     }
 
-    #[cfg(not(target_family = "wasm"))]
     fn read(&self) -> Result<Vec<TensorData>> {
-        read_back::block_on(read_back::all(self.start_reading(None)?))
+        read_back::wait(read_back::all(self.start_reading(None)?))
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>> {

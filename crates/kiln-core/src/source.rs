@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, read_back};
 
 /// Size limit in bytes for files of a model that are read whole: tokenizer and templates.
 pub const LONGEST_TEXT: u64 = 256 << 20;
@@ -43,18 +43,12 @@ impl<T> Answer<'_, Result<T>> {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// The error of the answer. A browser cannot wait, so an answer that comes later is an error there.
+    /// The error of the answer, and the errors of [`read_back::wait`]: a browser has to fetch the files
+    /// before the model is loaded.
     pub fn wait(self) -> Result<T> {
         match self {
             Self::Now(answer) => answer,
-            #[cfg(not(target_family = "wasm"))]
-            Self::Later(answer) => crate::read_back::block_on(answer),
-            #[cfg(target_family = "wasm")]
-            Self::Later(_) => {
-                let why =
-                    "answers later, and a browser cannot wait; fetch the files before the model is loaded";
-                Err(Error::Setting { name: "source", why: why.to_owned() })
-            }
+            Self::Later(answer) => read_back::wait(answer),
         }
     }
 }

@@ -98,6 +98,18 @@ impl<T> Stages<T> {
         let list = self.list.iter().map(|(first, value)| Ok((*first, convert(value)?)));
         Ok(Stages { list: list.collect::<Result<_>>()? })
     }
+
+    /// The stages with converted values, one conversion after the other.
+    ///
+    /// # Errors
+    /// The first error of `convert`.
+    pub async fn try_map_async<U>(&self, mut convert: impl AsyncFnMut(&T) -> Result<U>) -> Result<Stages<U>> {
+        let mut list = Vec::with_capacity(self.list.len());
+        for (first, value) in &self.list {
+            list.push((*first, convert(value).await?));
+        }
+        Ok(Stages { list })
+    }
 }
 
 impl<T: PartialEq> Stages<T> {

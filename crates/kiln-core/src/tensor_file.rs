@@ -90,7 +90,6 @@ impl TensorFile {
     ///
     /// # Errors
     /// [`Error::File`] if the file is missing, not a regular file, locked by a writer, or damaged.
-    #[cfg(not(target_family = "wasm"))]
     pub fn open(path: &Path) -> Result<Self> {
         let file = crate::files::RegularFile::open(path)?;
         let missing = || Error::File { path: path.to_owned(), why: "there is no such file".to_owned() };

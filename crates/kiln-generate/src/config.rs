@@ -62,8 +62,7 @@ generation_config! {
         max_new_tokens: usize,
         /// Maximum number of tokens in a row, including its prompt and padding.
         max_length: usize,
-        /// Number of seconds, counted from the first step, after which no further token is generated. No
-        /// effect in a browser, which has no clock.
+        /// Number of seconds, counted from the first step, after which no further token is generated.
         max_time: f32,
         /// Whether tokens are sampled. If not, each token is the likeliest.
         do_sample: bool,
@@ -198,7 +197,6 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// [`Error::File`] if it cannot be read, is not a JSON object, or has a value of the wrong type.
-    #[cfg(not(target_family = "wasm"))]
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         kiln_core::files::try_read_text(path)?.map(|text| Self::from_text(path, &text)).transpose()
     }

@@ -147,7 +147,7 @@ impl<'a> Feeder<'a> {
             return true;
         }
         // Buffers are then as long as they are without the tokens that were forgotten.
-        cache.truncate(tokens).and_then(|()| copy_of(cache)).and_then(|state| cache.restore(state)).is_ok()
+        cache.truncate(tokens).and_then(|()| cache.save()).and_then(|state| cache.restore(state)).is_ok()
     }
 
     /// Copies the cache if it is to be kept at its length. A copy that fails is only missing.
@@ -163,7 +163,7 @@ impl<'a> Feeder<'a> {
     pub(crate) fn copy(&self) -> Option<Kept> {
         let tokens = self.cache.seq_len();
         let rewinds = self.cache.rewind_point(1) == 1;
-        let copy = copy_of(&self.cache).ok().filter(|_| tokens > 0 && self.refusals.none_since().is_ok());
+        let copy = self.cache.save().ok().filter(|_| tokens > 0 && self.refusals.none_since().is_ok());
         copy.map(|state| Kept { tokens, state, rewinds })
     }
 
@@ -453,14 +453,6 @@ impl<'a> Feeder<'a> {
         self.unseen = (!remembered).then_some(Unseen { tokens, skip });
         Ok(logits)
     }
-}
-
-/// A copy in host memory. In a browser, nothing can wait for it.
-fn copy_of(cache: &ModelCache) -> Result<CacheState> {
-    #[cfg(not(target_family = "wasm"))]
-    return cache.save();
-    #[cfg(target_family = "wasm")]
-    return Err(Error::Execution(format!("a cache of {} blocks is not copied here", cache.blocks())));
 }
 
 /// Tokens that were fed to a cache that remembers nothing.

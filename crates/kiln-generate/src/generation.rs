@@ -514,16 +514,14 @@ impl Drop for Generation<'_> {
 }
 
 /// Steps, as an iterator that blocks.
-#[cfg(not(target_family = "wasm"))]
 impl Iterator for Generation<'_> {
     type Item = Result<Step>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        read_back::block_on(self.next_step())
+        read_back::wait(async { self.next_step().await.transpose() }).transpose()
     }
 }
 
-#[cfg(not(target_family = "wasm"))]
 impl std::iter::FusedIterator for Generation<'_> {}
 
 #[cfg(test)]

@@ -12,10 +12,12 @@ use kiln_core::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-#[cfg(not(target_family = "wasm"))]
-use crate::checkpoint::{foreign::no_model, model_files::ModelFiles};
 use crate::{
-    checkpoint::{foreign::no_config, gguf::GgufFiles},
+    checkpoint::{
+        foreign::{no_config, no_model},
+        gguf::GgufFiles,
+        model_files::ModelFiles,
+    },
     multimodal,
     nn::experts::COPIED_AT_ONCE,
 };
@@ -223,7 +225,6 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Reads `config.json` in `folder`, or the config in a GGUF file.
-    #[cfg(not(target_family = "wasm"))]
     pub fn read(folder: &Path) -> Result<Self> {
         let files = ModelFiles::at(folder)?;
         match &files.gguf {
@@ -233,7 +234,6 @@ impl ConfigFile {
     }
 
     /// Reads a JSON file, whatever its name.
-    #[cfg(not(target_family = "wasm"))]
     pub fn from_file(path: &Path) -> Result<Self> {
         let text = kiln_core::files::try_read(path, LARGEST_CONFIG)?.ok_or_else(|| no_model(path))?;
         Ok(Self::new(path.to_owned(), parsed(path, &text)?))

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Distribution, Tensor};
-use kiln_core::{Result, budget::Claim, stages::Stages};
+use kiln_core::{Result, budget::Claim, read_back, stages::Stages};
 use kiln_kernels::Placement;
 
-use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second, weights::read_now};
+use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Weights for RandomWeights {
         self.elements += shape.iter().product::<usize>() as u64;
         let options = (self.targets.of(self.block).device(), self.dtype);
         let numbers = Tensor::<2>::random(shape, Distribution::Normal(0.0, 0.02), options);
-        read_now(numbers).map(HostMatrix::dense)
+        read_back::read(numbers).map(HostMatrix::dense)
     }
 
     fn resident_experts(&self) -> Option<usize> {

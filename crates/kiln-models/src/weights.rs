@@ -2,27 +2,9 @@
 
 use std::ops::Range;
 
-#[cfg(target_family = "wasm")]
-use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, host_data};
 use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use, product};
-
-/// Reads a tensor at once, for experts in host memory.
-#[cfg(not(target_family = "wasm"))]
-pub(crate) use kiln_core::read_back::read as read_now;
-
-/// A browser cannot wait for a read, so no experts are in host memory there.
-#[cfg(target_family = "wasm")]
-pub(crate) fn read_now<const D: usize, K: Basic>(_: Tensor<D, K>) -> Result<TensorData> {
-    Err(no_host_experts())
-}
-
-/// The error of experts in host memory in a browser.
-pub(crate) fn no_host_experts() -> Error {
-    let why = "needs reads that the host waits for, and a browser cannot wait; leave it out".to_owned();
-    Error::Setting { name: "offload_experts", why }
-}
 
 /// The device that the weights of a stage are loaded to.
 #[derive(Clone, Debug)]

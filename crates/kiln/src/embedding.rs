@@ -159,10 +159,18 @@ impl<'a> EmbeddingRequest<'a> {
     /// Computes the vectors, and counts tokens.
     ///
     /// # Errors
+    /// The errors of [`run_async`](Self::run_async).
+    pub fn run(self) -> Result<Embeddings> {
+        read_back::wait(self.run_async())
+    }
+
+    /// Computes the vectors without blocking, and counts tokens.
+    ///
+    /// # Errors
     /// [`Error::Setting`] for a folder that does not name its pooling if none is set, for an unknown prompt,
     /// and for more dimensions than there are; [`Error::Prompt`] for a text that is empty or too long; the
     /// errors of [`CausalModel::forward`](crate::expert::CausalModel::forward).
-    pub fn run(mut self) -> Result<Embeddings> {
+    pub async fn run_async(mut self) -> Result<Embeddings> {
         let model = self.model.clone();
         let config = model.embedding_config()?;
         let poolings = match self.pooling {
@@ -205,7 +213,7 @@ impl<'a> EmbeddingRequest<'a> {
             };
             let result = self.finished(config, pooled);
             let len = result.dims()[1];
-            let numbers: Vec<f32> = read_back::read(result)?.iter().collect();
+            let numbers: Vec<f32> = read_back::start(result).finish().await?.iter().collect();
             for (&i, vector) in own.iter().zip(numbers.chunks(len)) {
                 vectors[i] = vector.to_vec();
             }

@@ -406,7 +406,7 @@ impl Iterator for Steps<'_> {
     type Item = Result<Step>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        read_back::block_on(self.next_step())
+        read_back::wait(async { self.next_step().await.transpose() }).transpose()
     }
 }
 

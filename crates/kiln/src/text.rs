@@ -285,7 +285,7 @@ impl Iterator for GeneratedText<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        read_back::block_on(self.next_piece())
+        read_back::wait(async { self.next_piece().await.transpose() }).transpose()
     }
 }
 

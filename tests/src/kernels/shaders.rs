@@ -53,6 +53,12 @@ fn shaders_are_valid_within_the_limits_of_every_device() {
             .validate(&module)
             .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(wgsl)));
 
+        let in_browsers = text.clone().with_reads_declared();
+        let reads = bindings.iter().filter(|binding| binding.access == Access::Read).count();
+        assert_eq!(in_browsers.wgsl.matches("var<storage, read>").count(), reads, "{name}");
+        let validated = Validator::new(ValidationFlags::all(), wanted).validate(&parsed(&in_browsers));
+        validated.unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&in_browsers.wgsl)));
+
         let [entry] = &module.entry_points[..] else { panic!("{name} has several entry points") };
         assert_eq!(entry.name, "main", "{name}");
         assert!(entry.workgroup_size.iter().product::<u32>() <= 256, "{name}");

@@ -8,7 +8,7 @@ use kiln_core::{
     device_state::DeviceState,
     host_data,
     layer::Moved,
-    read_back::ReadBack,
+    read_back::{self, ReadBack},
     slot::{AnySlot, Dirty, Outline},
 };
 
@@ -85,7 +85,10 @@ impl Host {
     /// The device's error in a read. Later calls return it again, until the copy is [emptied](Self::empty).
     fn settle(&mut self) -> Result<()> {
         for Arriving { slot, tensor, tokens, read } in std::mem::take(&mut self.arriving) {
-            match (arrived(read), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
+            match (
+                read_back::wait(read.finish()),
+                self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor)),
+            ) {
                 (Ok(data), Some(here)) => {
                     self.moved.down += data.as_bytes().len() as u64;
                     here.write(tokens, data);
@@ -157,18 +160,6 @@ impl Host {
     pub(super) fn moved(&self) -> Moved {
         self.moved
     }
-}
-
-/// Waits for a read.
-#[cfg(not(target_family = "wasm"))]
-fn arrived(read: ReadBack) -> Result<TensorData> {
-    kiln_core::read_back::block_on(read.finish())
-}
-
-/// A browser cannot wait for a read, so no layer is offloaded there.
-#[cfg(target_family = "wasm")]
-fn arrived(_: ReadBack) -> Result<TensorData> {
-    Err(unavailable())
 }
 
 /// The error of offloading in a browser.

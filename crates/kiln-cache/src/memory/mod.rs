@@ -241,7 +241,6 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.on_device(|policy, _, tensors| policy.reorder_on_device(tensors, parents))
     }
 
-    #[cfg(not(target_family = "wasm"))]
     fn save(&self) -> Result<LayerState> {
         let (mut at, mut tensors) = (self.at.clone(), self.copied()?);
         self.policy.trim(&mut at, &mut tensors)?;

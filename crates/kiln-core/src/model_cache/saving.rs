@@ -134,7 +134,6 @@ impl ModelCache {
     }
 
     /// Copies everything that a new cache needs to continue in place of this one.
-    #[cfg(not(target_family = "wasm"))]
     pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;
         if self.groups.iter().any(|group| group.region.is_some()) {

@@ -143,7 +143,7 @@ mod wgsl {
     /// A launch of a shader.
     ///
     /// Shaders declare every tensor `read_write`, even if they only read it: tensors share buffers, and a
-    /// buffer bound both ways is an error.
+    /// buffer bound both ways is an error. In a browser, they do not share any.
     pub(crate) struct Launch {
         source: Source,
         client: Client,
@@ -213,7 +213,8 @@ mod wgsl {
     impl KernelSource for Source {
         fn source(&self) -> SourceTemplate {
             let text = self.shader.finish(self.elem, &self.picks, self.by_integers);
-            SourceTemplate::new(faults::text(self.shader.name, text))
+            let text = if cfg!(target_family = "wasm") { text.with_reads_declared() } else { text };
+            SourceTemplate::new(faults::text(self.shader.name, text.wgsl))
         }
 
         /// Identifies everything that the text depends on.

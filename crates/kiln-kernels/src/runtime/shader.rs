@@ -26,6 +26,20 @@ pub struct Text {
     pub counts_loops: bool,
 }
 
+impl Text {
+    /// The text for devices on which tensors do not share buffers, as in browsers: tensors that are only read
+    /// are declared so. Chrome drops launches, and says nothing, in which parts of one buffer overlap that
+    /// may be written, as keys and values in the output of a joint projection do.
+    pub fn with_reads_declared(mut self) -> Self {
+        let reads = self.bindings.iter().enumerate().filter(|(_, binding)| binding.access == Access::Read);
+        for (number, _) in reads {
+            let declared = |access| format!("@group(0) @binding({number}) var<storage, {access}>");
+            self.wgsl = self.wgsl.replacen(&declared("read_write"), &declared("read"), 1);
+        }
+        self
+    }
+}
+
 /// A tensor that a launch binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
@@ -75,7 +89,7 @@ impl Shader {
     /// Returns the finished text, with the picked line of each option. Types that WGSL does not have get the
     /// text for float32: tensors on wgpu cannot have them either. With `by_integers`, float16 numbers in
     /// words are unpacked by integers.
-    pub(crate) fn finish(&self, elem: DType, picks: &[usize], by_integers: bool) -> String {
+    pub(crate) fn finish(&self, elem: DType, picks: &[usize], by_integers: bool) -> Text {
         let element = (ELEMENT, usize::from(elem == DType::F16));
         let halves = (HALVES, usize::from(by_integers));
         let mut text = self.text.to_owned();
@@ -84,7 +98,13 @@ impl Shader {
             let lines = lines();
             text = text.replacen(lines[0], lines[pick], 1);
         }
-        text
+        let name = format!("{}{} {}", self.name, if by_integers { "_integers" } else { "" }, elem.name());
+        Text {
+            name: picks.iter().fold(name, |name, pick| format!("{name} {pick}")),
+            wgsl: text,
+            bindings: self.bindings,
+            counts_loops: self.counts_loops(picks),
+        }
     }
 
     /// Whether drivers get loops with counters that end them eventually. Counters cost registers, and no loop
@@ -116,15 +136,6 @@ impl Shader {
         let all =
             all.into_iter().flat_map(move |picks| elements.iter().map(move |&elem| (elem, picks.clone())));
         let all = all.flat_map(move |(elem, picks)| ways.iter().map(move |&way| (elem, picks.clone(), way)));
-        all.map(move |(elem, picks, by_integers)| {
-            let way = if by_integers { "_integers" } else { "" };
-            let name = format!("{}{way} {}", self.name, elem.name());
-            Text {
-                name: picks.iter().fold(name, |name, pick| format!("{name} {pick}")),
-                wgsl: self.finish(elem, &picks, by_integers),
-                bindings: self.bindings,
-                counts_loops: self.counts_loops(&picks),
-            }
-        })
+        all.map(move |(elem, picks, by_integers)| self.finish(elem, &picks, by_integers))
     }
 }

@@ -8,7 +8,6 @@ use super::model_files::is_called_gguf;
 const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights, or a GGUF file";
 
 /// The error for a `path` that is neither a folder nor a GGUF file.
-#[cfg(not(target_family = "wasm"))]
 pub(crate) fn no_model(path: &std::path::Path) -> Error {
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
     let why = match (path.is_file(), extension) {

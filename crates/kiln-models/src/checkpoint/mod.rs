@@ -39,7 +39,6 @@ mod view;
 
 pub use adapter::Adapter;
 pub use loader::Loader;
-#[cfg(not(target_family = "wasm"))]
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 
 use self::{
@@ -148,7 +147,6 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::File`] for a file that is missing, damaged or contradicts itself.
-    #[cfg(not(target_family = "wasm"))]
     pub fn open(folder: &std::path::Path) -> Result<Self> {
         Self::of_files(ModelFiles::at(folder)?)
     }

@@ -1,9 +1,14 @@
 //! The place of a model: the files of a folder, or a GGUF file that holds everything.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use kiln_core::{Error, Result, source::Source};
+use kiln_core::{Error, Result, files::FolderSource, source::Source};
 use kiln_weights::gguf;
+
+use super::foreign::no_model;
 
 /// The files of a model.
 #[derive(Clone, Debug)]
@@ -18,12 +23,7 @@ impl ModelFiles {
     ///
     /// # Errors
     /// [`Error::File`] if there is neither, and for a file whose name is not UTF-8.
-    #[cfg(not(target_family = "wasm"))]
-    pub(crate) fn at(path: &std::path::Path) -> Result<Self> {
-        use kiln_core::files::FolderSource;
-
-        use super::foreign::no_model;
-
+    pub(crate) fn at(path: &Path) -> Result<Self> {
         if path.is_dir() {
             return Ok(Self { source: Arc::new(FolderSource::new(path)), gguf: None });
         }
@@ -71,7 +71,6 @@ pub(super) fn is_called_gguf(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, extension)| extension.eq_ignore_ascii_case("gguf"))
 }
 
-#[cfg(not(target_family = "wasm"))]
 fn begins_as_gguf(source: &dyn Source, name: &str) -> bool {
     let mut beginning = [0; 4];
     let file = source.open(name).wait().ok().flatten();

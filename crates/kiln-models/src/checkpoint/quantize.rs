@@ -1,9 +1,7 @@
 //! Packing a model: the format of each tensor, and one GGUF file of all of them.
 
-#[cfg(not(target_family = "wasm"))]
 mod loss;
 mod plan;
-#[cfg(not(target_family = "wasm"))]
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use kiln_core::{Error, Result};
 use kiln_weights::{Format, Mixture, Outline};
 
-#[cfg(not(target_family = "wasm"))]
 pub use self::{
     loss::{PackedTensor, packed_tensors},
     write::{Quantized, quantize},

@@ -15,6 +15,8 @@ use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
     device_state::{DeviceState, Refusals},
+    files::FolderSource,
+    read_back,
     source::{MemorySource, Source},
     stages::Stages,
 };
@@ -345,13 +347,22 @@ impl<'a> ModelBuilder<'a> {
     /// Loads the model.
     ///
     /// # Errors
+    /// The errors of [`load_async`](Self::load_async).
+    pub fn load(self) -> Result<Model> {
+        read_back::wait(self.load_async())
+    }
+
+    /// Loads the model without waiting for the device, as a browser has to. Reads of a source that answers
+    /// at once are not awaited.
+    ///
+    /// # Errors
     /// [`Error::Device`] if there is no such device; [`Error::File`] for a file that is missing, damaged or
     /// contradicts another; [`Error::Unknown`] for an unknown architecture; [`Error::Setting`] for options
     /// that the device does not support and for sizes that no model can have; [`Error::OutOfMemory`] if the
     /// model does not fit.
-    pub fn load(mut self) -> Result<Model> {
+    pub async fn load_async(mut self) -> Result<Model> {
         let started = Instant::now();
-        let devices = self.open_all()?;
+        let devices = self.open_all().await?;
         let mut on_progress = self.on_progress.take();
         let mut on_progress = |progress| {
             if let Some(on_progress) = &mut on_progress {
@@ -361,12 +372,12 @@ impl<'a> ModelBuilder<'a> {
         let (mut loaded, adapters) = match &self.weights {
             WeightSource::Random(config) => {
                 let adapters = self.read_adapters(&*configure(config)?)?;
-                (self.make_up(config, &devices)?, adapters)
+                (self.make_up(config, &devices).await?, adapters)
             }
             _ => {
                 let checkpoint = self.checkpoint()?;
                 let adapters = self.read_adapters(&*configure(&checkpoint.config)?)?;
-                (self.load_checkpoint(checkpoint, &devices, &mut on_progress)?, adapters)
+                (self.load_checkpoint(checkpoint, &devices, &mut on_progress).await?, adapters)
             }
         };
         for adapter in adapters {
@@ -377,19 +388,11 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Reads the adapters before the long work.
-    #[cfg(not(target_family = "wasm"))]
     fn read_adapters(&self, configured: &dyn Configured) -> Result<Vec<Adapter>> {
         let names = configured.tensor_names();
-        let read = |(folder, scale): &(PathBuf, f32)| {
-            Adapter::read(&kiln_core::files::FolderSource::new(folder), &names, *scale)
-        };
+        let read =
+            |(folder, scale): &(PathBuf, f32)| Adapter::read(&FolderSource::new(folder), &names, *scale);
         self.adapters.iter().map(read).collect()
-    }
-
-    /// Adapters are folders, which browsers do not have.
-    #[cfg(target_family = "wasm")]
-    fn read_adapters(&self, _: &dyn Configured) -> Result<Vec<Adapter>> {
-        Ok(Vec::new())
     }
 
     /// Compares some blocks of the model and its head on the device with the same blocks on the CPU: each
@@ -404,7 +407,7 @@ impl<'a> ModelBuilder<'a> {
             let why = "are compared one device at a time; load the model without further stages".to_owned();
             return Err(Error::Setting { name: "stages", why });
         }
-        let device = self.open()?;
+        let device = read_back::wait(self.open())?;
         let kernels = Kernels::new(self.kernels, &device.device)?;
         let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
@@ -418,22 +421,24 @@ impl<'a> ModelBuilder<'a> {
         }
         let binding = self.largest_binding_on(&device);
         let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
-        ends.map(|ends| ends.verdict(&kernels, &kernels, &device, dtype, |_| ())).transpose()
+        let verdict =
+            |ends: Ends<'_>| read_back::wait(ends.verdict(&kernels, &kernels, &device, dtype, |_| ()));
+        ends.map(verdict).transpose()
     }
 
-    fn open(&self) -> Result<Opened> {
+    async fn open(&self) -> Result<Opened> {
         match &self.device {
-            Place::Named(name) => device::open(*name),
+            Place::Named(name) => device::open_async(*name).await,
             Place::Opened(device) => Ok((**device).clone()),
         }
     }
 
     /// The device of each stage.
-    fn open_all(&self) -> Result<Stages<Opened>> {
+    async fn open_all(&self) -> Result<Stages<Opened>> {
         let further = self.further_stages.iter();
-        further
-            .cloned()
-            .try_fold(self.open()?.into(), |stages: Stages<_>, (first, device)| stages.then(first, device))
+        further.cloned().try_fold(self.open().await?.into(), |stages: Stages<_>, (first, device)| {
+            stages.then(first, device)
+        })
     }
 
     /// Checks that every stage has a block, and that the other options go with several stages.
@@ -452,7 +457,7 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
-    fn load_checkpoint(
+    async fn load_checkpoint(
         &self,
         mut checkpoint: Checkpoint,
         devices: &Stages<Opened>,
@@ -484,11 +489,12 @@ impl<'a> ModelBuilder<'a> {
             }
             checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
         }
-        let stages = self.trusted_stages(devices, dtype, |kernels, device| {
+        let parts = |kernels: &Kernels, device: &Opened| {
             let binding = self.largest_binding_on(device);
             let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
             (checkpoint.packed_formats(kernels, dtype), ends)
-        })?;
+        };
+        let stages = self.trusted_stages(devices, dtype, parts).await?;
         let placement = stages.map(|stage| stage.kernels.clone());
         if let Some(mixture) = self.quant {
             for Trusted { kernels, device, .. } in stages.iter() {
@@ -526,7 +532,7 @@ impl<'a> ModelBuilder<'a> {
         loader.keep_experts(self.resident_experts);
         let causal = configured.load(&mut loader, &placement)?;
         let parameters = loader.finish()?;
-        wait_for_weights(&placement, &refusals)?;
+        wait_for_weights(&placement, &refusals).await?;
         for Trusted { device, .. } in stages.iter() {
             tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
         }
@@ -555,7 +561,7 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
+    async fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
         if self.quant.is_some() {
             let why = "packs no random weights; save them as a folder and load that".to_owned();
             return Err(Error::Setting { name: "quant", why });
@@ -563,7 +569,7 @@ impl<'a> ModelBuilder<'a> {
         let configured = configure(config)?;
         self.check_stages(configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
-        let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None))?;
+        let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None)).await?;
         let placement = stages.map(|stage| stage.kernels.clone());
         let budgets = self.budgets(&stages);
         // Counts all of them first: if weights were generated one by one, minutes would pass before one does
@@ -596,7 +602,7 @@ impl<'a> ModelBuilder<'a> {
                 claim.resize(claim.bytes().max(*held))?;
             }
         }
-        wait_for_weights(&placement, &refusals)?;
+        wait_for_weights(&placement, &refusals).await?;
         Ok(Loaded {
             causal: causal.into(),
             name: "random".to_owned(),
@@ -624,27 +630,28 @@ impl<'a> ModelBuilder<'a> {
 
     /// The stages without parts of their devices that give wrong results. `parts`: the packed formats and the
     /// blocks of the model that are compared on a device.
-    fn trusted_stages<'c>(
+    async fn trusted_stages<'c>(
         &self,
         devices: &Stages<Opened>,
         dtype: DType,
         parts: impl Fn(&Kernels, &Opened) -> (Vec<Format>, Option<Ends<'c>>),
     ) -> Result<Stages<Trusted>> {
         let mut known: Vec<(Opened, Trusted)> = Vec::new();
-        devices.try_map(|device| {
+        let trusted = async |device: &Opened| {
             if let Some((_, trusted)) = known.iter().find(|(other, _)| other.device == device.device) {
                 return Ok(trusted.clone());
             }
             let kernels = Kernels::new(self.kernels, &device.device)?;
             let (formats, ends) = parts(&kernels, device);
-            let trusted = self.trusted(kernels, device.clone(), dtype, &formats, ends.as_ref())?;
+            let trusted = self.trusted(kernels, device.clone(), dtype, &formats, ends.as_ref()).await?;
             known.push((device.clone(), trusted.clone()));
             Ok(trusted)
-        })
+        };
+        devices.try_map_async(trusted).await
     }
 
     /// The device without parts that give wrong results, unless kernels were chosen by name.
-    fn trusted(
+    async fn trusted(
         &self,
         kernels: Kernels,
         device: Opened,
@@ -653,7 +660,7 @@ impl<'a> ModelBuilder<'a> {
         ends: Option<&Ends<'_>>,
     ) -> Result<Trusted> {
         match self.kernels {
-            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test, formats, ends),
+            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test, formats, ends).await,
             Choice::Reference | Choice::Wgsl | Choice::Cube => {
                 Ok(Trusted { device, kernels, captures: true })
             }
@@ -772,8 +779,10 @@ fn check_dtype(device: &Opened, dtype: DType) -> Result<()> {
 ///
 /// # Errors
 /// The error of a device; [`Error::OutOfMemory`] if it had no room for them.
-fn wait_for_weights(placement: &Placement, before: &Refusals) -> Result<()> {
-    placement.iter().try_for_each(|kernels| DeviceState::of(kernels.device()).sync())?;
+async fn wait_for_weights(placement: &Placement, before: &Refusals) -> Result<()> {
+    for kernels in placement.iter() {
+        DeviceState::of(kernels.device()).finished().await?;
+    }
     before.none_since().map_err(|_| Error::refused("the weights"))
 }
 

@@ -12,11 +12,10 @@ use std::{
 
 use burn::tensor::{DType, Device};
 use kiln_cache::Plan;
-#[cfg(not(target_family = "wasm"))]
-use kiln_core::files::FolderSource;
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
+    files::FolderSource,
     model::{CausalModel, ExpertTraffic, TokenId},
     model_cache::ModelCache,
     stages::Stages,
@@ -197,7 +196,6 @@ impl Model {
     /// # Errors
     /// [`Error::File`] for a file that is missing or damaged, an adapter of another model, and kinds of
     /// adapters that are not computed; [`Error::OutOfMemory`].
-    #[cfg(not(target_family = "wasm"))]
     pub fn with_adapter(&self, folder: impl AsRef<Path>, scale: f32) -> Result<Self> {
         let source = FolderSource::new(folder.as_ref());
         let mut loaded = (*self.loaded).clone();

@@ -7,7 +7,7 @@ mod record;
 use std::collections::BTreeSet;
 
 use burn::tensor::DType;
-use kiln_core::{Error, Result, read_back::block_on};
+use kiln_core::{Error, Result};
 use kiln_kernels::{
     Choice, Coverage, KERNELS, KernelInfo, Kernels, Verdict,
     device::{self, DeviceClass, Opened},
@@ -68,7 +68,7 @@ pub(crate) struct Trusted {
 ///
 /// # Errors
 /// [`Error::Device`] for a device that must not be used; errors of the device.
-pub(crate) fn trusted(
+pub(crate) async fn trusted(
     kernels: Kernels,
     device: Opened,
     dtype: DType,
@@ -86,11 +86,11 @@ pub(crate) fn trusted(
     let (mut device, mut losses) = (device, 0);
     loop {
         let test = Test { record: &record, device: &device, dtype, remembers };
-        match test.run(formats, ends) {
+        match test.run(formats, ends).await {
             Err(Error::DeviceLost(why)) => {
                 record.lost();
                 losses += 1;
-                let again = device::open(device.info.name);
+                let again = device::open_async(device.info.name).await;
                 device = match again {
                     Ok(again) if again.device != device.device && losses < MOST_CRASHES => again,
                     _ => return Err(Error::DeviceLost(why)),
@@ -111,7 +111,7 @@ struct Test<'a> {
 }
 
 impl Test<'_> {
-    fn run(&self, formats: &[Format], ends: Option<&Ends<'_>>) -> Result<Trusted> {
+    async fn run(&self, formats: &[Format], ends: Option<&Ends<'_>>) -> Result<Trusted> {
         let Self { record, device, dtype, remembers } = *self;
         let info = &device.info;
         let crashed = record.crashed();
@@ -122,22 +122,23 @@ impl Test<'_> {
         }
         let names: Vec<_> = formats.iter().map(|format| format.name()).collect();
         let what = format!("{} | formats {}", dtype.name(), names.join(", "));
-        let mut wrong = record.verdict(&what, remembers, || {
+        let compare_kernels = async || {
             tracing::info!(target: "kiln::self_test", "comparing the kernels of {} with their references", info.adapter);
-            let distrusted = distrusted(record, device, dtype, KERNELS, formats);
+            let distrusted = distrusted(record, device, dtype, KERNELS, formats).await;
             if distrusted.is_ok() {
                 record.clear();
             }
             distrusted
-        })?;
+        };
+        let mut wrong = record.verdict(&what, remembers, compare_kernels).await?;
         wrong.extend(crashed.iter().cloned());
         let mut trusted = self.without(&wrong)?;
         if let Some(ends) = ends.filter(|_| cfg!(feature = "cpu") && info.class != DeviceClass::Cpu) {
-            let found = record.verdict(&ends.key(dtype, &wrong), remembers, || {
+            let compare_models = async || {
                 tracing::info!(target: "kiln::self_test", "comparing the model on {} with itself on the CPU", info.adapter);
-                ends.distrusted(record, &trusted.kernels, &trusted.device, dtype)
-            });
-            let found = match found {
+                ends.distrusted(record, &trusted.kernels, &trusted.device, dtype).await
+            };
+            let found = match record.verdict(&ends.key(dtype, &wrong), remembers, compare_models).await {
                 Err(error @ Error::OutOfMemory { .. }) => {
                     record.clear();
                     tracing::debug!(target: "kiln", "the model is not compared with itself on the CPU: {error}");
@@ -202,7 +203,7 @@ impl Test<'_> {
 
 /// The parts that give wrong results: kernels, or their matrix units if they are right without. Kernels that
 /// crashed a process are not tested.
-fn distrusted(
+async fn distrusted(
     record: &Record,
     device: &Opened,
     dtype: DType,
@@ -210,12 +211,12 @@ fn distrusted(
     formats: &[Format],
 ) -> Result<BTreeSet<String>> {
     let crashed = record.crashed();
-    let wrong = |device: &Opened| -> Result<BTreeSet<String>> {
+    let wrong = async |device: &Opened| -> Result<BTreeSet<String>> {
         let mut wrong = BTreeSet::new();
         for kernel in kernels.iter().filter(|kernel| !crashed.contains(kernel.name)) {
             record.mark(kernel.name);
             if let Some(Verdict { why: Some(why), path, .. }) =
-                block_on(self_test(kernel, device, dtype, Coverage::Quick(formats)))?
+                self_test(kernel, device, dtype, Coverage::Quick(formats)).await?
             {
                 tracing::debug!(target: "kiln", kernel = kernel.name, %path, why);
                 wrong.insert(kernel.name.to_owned());
@@ -223,11 +224,11 @@ fn distrusted(
         }
         Ok(wrong)
     };
-    let first = wrong(device)?;
+    let first = wrong(device).await?;
     if first.is_empty() || device.info.matrix_units.is_none() {
         return Ok(first);
     }
-    let others = wrong(&device.clone().with_matrix_units(None));
+    let others = wrong(&device.clone().with_matrix_units(None)).await;
     // Restores the matrix units, which may not be at fault.
     _ = device.clone().with_matrix_units(device.info.matrix_units);
     let mut wrong = others?;
@@ -247,6 +248,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "these are tests")]
 
     use burn::tensor::Tensor;
+    use kiln_core::read_back::block_on;
     use kiln_kernels::{
         Checked, Kernel,
         cases::{Case, Layout},
@@ -316,7 +318,7 @@ mod tests {
         let device = device.with_matrix_units(Some(MatrixUnits { size: 16, threads: 32 }));
         let planted = [KernelInfo::of::<Planted>()];
         let record = Record::of(key(&device), None);
-        let found = |device: &Opened| distrusted(&record, device, DType::F32, &planted, &[]);
+        let found = |device: &Opened| block_on(distrusted(&record, device, DType::F32, &planted, &[]));
         assert_eq!(found(&device), Ok(names(&["matrix units of planted"])));
         assert_eq!(open(DeviceName::Wgpu(None)).unwrap().info.matrix_units, device.info.matrix_units);
         let device = device.with_matrix_units(None);

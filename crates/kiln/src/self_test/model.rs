@@ -133,7 +133,7 @@ impl<'a> Ends<'a> {
     ///
     /// # Errors
     /// Errors of the file and of memory; [`Error::DeviceLost`].
-    pub(super) fn distrusted(
+    pub(super) async fn distrusted(
         &self,
         record: &Record,
         kernels: &Kernels,
@@ -142,7 +142,7 @@ impl<'a> Ends<'a> {
     ) -> Result<BTreeSet<String>> {
         let mark = record.clone();
         let watched = kernels.clone().watched(move |kernel| mark.mark(kernel));
-        let verdict = self.verdict(&watched, kernels, device, dtype, |step| record.mark(step))?;
+        let verdict = self.verdict(&watched, kernels, device, dtype, |step| record.mark(step)).await?;
         record.clear();
         match verdict.why {
             None => Ok(BTreeSet::new()),
@@ -161,7 +161,7 @@ impl<'a> Ends<'a> {
     ///
     /// # Errors
     /// Errors of the file and of memory; [`Error::DeviceLost`].
-    pub(crate) fn verdict(
+    pub(crate) async fn verdict(
         &self,
         watched: &Kernels,
         kernels: &Kernels,
@@ -169,17 +169,17 @@ impl<'a> Ends<'a> {
         dtype: DType,
         about_to: impl Fn(&str),
     ) -> Result<ModelVerdict> {
-        let want = self.wanted(dtype)?;
+        let want = self.wanted(dtype).await?;
         about_to(LOADING);
         let on = |kernels: &Kernels| On { device: device.clone(), kernels: kernels.clone(), dtype };
-        let (passes, mut why) = self.agreement(&on(watched), &want)?;
+        let (passes, mut why) = self.agreement(&on(watched), &want).await?;
         let ran = kernels.ran();
         let (mut without, mut captured) = (BTreeSet::new(), None);
         if why.is_some() {
-            without = self.culprits(&on(kernels), &want, &ran)?;
+            without = self.culprits(&on(kernels), &want, &ran).await?;
         } else {
             about_to(CAPTURED);
-            captured = self.captured(&on(kernels))?;
+            captured = self.captured(&on(kernels)).await?;
             if captured == Some(false) {
                 why = Some("captured steps give other tokens than launched ones".to_owned());
                 without.insert(CAPTURED.to_owned());
@@ -190,7 +190,7 @@ impl<'a> Ends<'a> {
     }
 
     /// The reference logits from the CPU.
-    fn wanted(&self, dtype: DType) -> Result<Vec<Vec<f32>>> {
+    async fn wanted(&self, dtype: DType) -> Result<Vec<Vec<f32>>> {
         let device = device::open(DeviceName::Cpu)?;
         let kernels = Kernels::new(Choice::Auto, &device.device)?;
         let held = |dtype| self.checkpoint.held_bytes_of(&self.blocks, &kernels, dtype);
@@ -204,7 +204,7 @@ impl<'a> Ends<'a> {
             return Err(Error::refused("a copy of some blocks in host memory"));
         }
         let on = On { device, kernels, dtype };
-        self.logits(&on, &*self.load(&on)?)
+        self.logits(&on, &*self.load(&on)?).await
     }
 
     fn load(&self, on: &On) -> Result<Box<dyn CausalModel>> {
@@ -230,12 +230,13 @@ impl<'a> Ends<'a> {
     }
 
     /// Logits of all positions of each pass; the hidden states of a model that only makes embeddings.
-    fn logits(&self, on: &On, model: &dyn CausalModel) -> Result<Vec<Vec<f32>>> {
+    async fn logits(&self, on: &On, model: &dyn CausalModel) -> Result<Vec<Vec<f32>>> {
         let mut cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels.clone().into())?;
         let tokens = self.tokens();
         let mut rest = &tokens[..];
+        let mut of_passes = Vec::new();
         let output = if model.check_generative().is_ok() { Logits::All } else { Logits::Hidden };
-        let pass = |n: usize| {
+        for n in PASSES {
             let (now, after) = rest.split_at(n);
             rest = after;
             let batch = Batch::from_rows(&[now.to_vec()], &on.device.device)?;
@@ -243,15 +244,18 @@ impl<'a> Ends<'a> {
                 cache.reset();
             }
             let logits = model.forward(&batch, output, &mut cache)?;
-            Ok(read_back::read(logits)?.iter::<f32>().collect())
-        };
-        PASSES.into_iter().map(pass).collect()
+            of_passes.push(read_back::start(logits).finish().await?.iter::<f32>().collect());
+        }
+        Ok(of_passes)
     }
 
     /// The agreement of a device, and its fault. Errors that are not about memory or the device count as
     /// wrong results.
-    fn agreement(&self, on: &On, want: &[Vec<f32>]) -> Result<(Vec<Agreement>, Option<String>)> {
-        let got = self.load(on).and_then(|model| self.logits(on, &*model));
+    async fn agreement(&self, on: &On, want: &[Vec<f32>]) -> Result<(Vec<Agreement>, Option<String>)> {
+        let got = match self.load(on) {
+            Ok(model) => self.logits(on, &*model).await,
+            Err(error) => Err(error),
+        };
         let got = match got {
             Ok(got) => got,
             Err(Error::Execution(why)) => {
@@ -283,41 +287,41 @@ impl<'a> Ends<'a> {
 
     /// The parts without which the device agrees: one kernel, the matrix units, or all kernels. Empty if it
     /// does not agree even without all of them.
-    fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[RunCount]) -> Result<BTreeSet<String>> {
+    async fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[RunCount]) -> Result<BTreeSet<String>> {
         let names: Vec<_> = ran
             .iter()
             .filter(|ran| ran.implementation != Implementation::Reference)
             .map(|ran| ran.kernel)
             .collect();
-        let is_right = |kernels: Kernels| -> Result<bool> {
-            Ok(self.agreement(&On { kernels, ..on.clone() }, want)?.1.is_none())
+        let is_right = async |kernels: Kernels| -> Result<bool> {
+            Ok(self.agreement(&On { kernels, ..on.clone() }, want).await?.1.is_none())
         };
         for name in &names {
-            if is_right(on.kernels.clone().and_without([*name]))? {
+            if is_right(on.kernels.clone().and_without([*name])).await? {
                 return Ok([(*name).to_owned()].into());
             }
         }
         if let Some(units) = on.device.info.matrix_units {
             on.device.clone().with_matrix_units(None);
-            let helps = is_right(on.kernels.clone());
+            let helps = is_right(on.kernels.clone()).await;
             on.device.clone().with_matrix_units(Some(units));
             if helps? {
                 return Ok([MATRIX_UNITS.to_owned()].into());
             }
         }
-        Ok(match is_right(on.kernels.clone().and_without(names.iter().copied()))? {
+        Ok(match is_right(on.kernels.clone().and_without(names.iter().copied())).await? {
             true => names.into_iter().map(str::to_owned).collect(),
             false => BTreeSet::new(),
         })
     }
 
     /// Whether captured steps give the tokens of launched ones; `None` if steps are not captured.
-    fn captured(&self, on: &On) -> Result<Option<bool>> {
+    async fn captured(&self, on: &On) -> Result<Option<bool>> {
         let model: Arc<dyn CausalModel> = self.load(on)?.into();
         if !model.can_be_captured() || model.check_generative().is_err() {
             return Ok(None);
         }
-        let tokens = |compile| -> Result<Vec<Option<TokenId>>> {
+        let tokens = async |compile| -> Result<Vec<Option<TokenId>>> {
             let cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels.clone().into())?;
             let prompt = self.tokens();
             let batch = Batch::from_rows(std::slice::from_ref(&prompt), &on.device.device)?;
@@ -325,15 +329,19 @@ impl<'a> Ends<'a> {
             let settings = config.eos_token_id(Vec::new()).resolve()?;
             let kernels = Some(on.kernels.clone());
             let options = Options { settings, lookahead: true, compile, kernels, ..Options::default() };
-            let steps = Generation::new(model.clone(), cache, batch, vec![prompt], options)?;
-            steps.map(|step| step.map(|step| step.tokens.first().copied().flatten())).collect()
+            let mut steps = Generation::new(model.clone(), cache, batch, vec![prompt], options)?;
+            let mut tokens = Vec::new();
+            while let Some(step) = steps.next_step().await {
+                tokens.push(step?.tokens.first().copied().flatten());
+            }
+            Ok(tokens)
         };
-        let launched = match tokens(false) {
+        let launched = match tokens(false).await {
             // The comparison of logits reports those that are not numbers.
             Err(Error::Execution(_)) => return Ok(None),
             launched => launched?,
         };
-        match tokens(true) {
+        match tokens(true).await {
             Ok(captured) => Ok(Some(captured == launched)),
             Err(Error::Execution(_)) => Ok(Some(false)),
             Err(error) => Err(error),

@@ -8,7 +8,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use etcetera::BaseStrategy;
@@ -16,6 +16,7 @@ use kiln_core::{
     Result,
     files::{self, Held},
 };
+use web_time::Instant;
 
 /// Maximum size in bytes of a file of verdicts that is read.
 const LONGEST: u64 = 1 << 20;
@@ -142,20 +143,20 @@ impl Record {
     ///
     /// # Errors
     /// The errors of `find`.
-    pub(super) fn verdict(
+    pub(super) async fn verdict(
         &self,
         what: &str,
         remembers: bool,
-        find: impl FnOnce() -> Result<BTreeSet<String>>,
+        find: impl AsyncFnOnce() -> Result<BTreeSet<String>>,
     ) -> Result<BTreeSet<String>> {
         if !remembers {
-            return find();
+            return find().await;
         }
         let key = format!("{} | {what}", self.known().device);
         if let Some(known) = self.known().verdicts().remove(&key) {
             return Ok(known);
         }
-        let found = find()?;
+        let found = find().await?;
         let known = self.known();
         let mut verdicts = known.verdicts();
         verdicts.insert(key, found.clone());
@@ -252,7 +253,7 @@ impl Drop for RecordState {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-    use kiln_core::Error;
+    use kiln_core::{Error, read_back};
 
     use super::*;
 
@@ -264,18 +265,31 @@ mod tests {
         Err(Error::Execution("asked again".into()))
     }
 
+    /// The verdict of a test that finds `found`, if it is made.
+    fn verdict(
+        record: &Record,
+        dtype: &str,
+        remembers: bool,
+        found: Result<BTreeSet<String>>,
+    ) -> Result<BTreeSet<String>> {
+        read_back::wait(record.verdict(dtype, remembers, async || found))
+    }
+
     #[test]
     fn a_verdict_is_computed_once_per_device_and_type() {
         let folder = tempfile::tempdir().unwrap();
         let of = |device: &str| Record::of(device.to_owned(), Some(&folder.path().join("kiln")));
-        assert_eq!(of("a").verdict("f32", true, || Ok(names(&["linear"]))), Ok(names(&["linear"])));
-        assert_eq!(of("a").verdict("f32", true, never), Ok(names(&["linear"])));
-        assert_eq!(of("a").verdict("f16", true, || Ok(names(&[]))), Ok(names(&[])), "another type");
-        assert_eq!(of("b").verdict("f32", true, || Ok(names(&[]))), Ok(names(&[])), "another driver");
-        assert_eq!(of("b").verdict("f32", true, never), Ok(names(&[])));
-        assert_eq!(of("a").verdict("f32", true, never), Ok(names(&["linear"])), "still known");
-        assert!(of("a").verdict("f32", false, never).is_err(), "what is remembered is not asked");
-        assert!(Record::of("a".to_owned(), None).verdict("f32", true, never).is_err(), "there is no file");
+        assert_eq!(verdict(&of("a"), "f32", true, Ok(names(&["linear"]))), Ok(names(&["linear"])));
+        assert_eq!(verdict(&of("a"), "f32", true, never()), Ok(names(&["linear"])));
+        assert_eq!(verdict(&of("a"), "f16", true, Ok(names(&[]))), Ok(names(&[])), "another type");
+        assert_eq!(verdict(&of("b"), "f32", true, Ok(names(&[]))), Ok(names(&[])), "another driver");
+        assert_eq!(verdict(&of("b"), "f32", true, never()), Ok(names(&[])));
+        assert_eq!(verdict(&of("a"), "f32", true, never()), Ok(names(&["linear"])), "still known");
+        assert!(verdict(&of("a"), "f32", false, never()).is_err(), "what is remembered is not asked");
+        assert!(
+            verdict(&Record::of("a".to_owned(), None), "f32", true, never()).is_err(),
+            "there is no file"
+        );
     }
 
     #[test]
@@ -284,12 +298,12 @@ mod tests {
         let file = folder.path().join("self-test.json");
         fs::write(&file, "[1, 2").unwrap();
         let record = Record::of("a".to_owned(), Some(folder.path()));
-        assert_eq!(record.verdict("f32", true, || Ok(names(&["sample"]))), Ok(names(&["sample"])));
-        assert_eq!(record.verdict("f32", true, never), Ok(names(&["sample"])), "the file was replaced");
+        assert_eq!(verdict(&record, "f32", true, Ok(names(&["sample"]))), Ok(names(&["sample"])));
+        assert_eq!(verdict(&record, "f32", true, never()), Ok(names(&["sample"])), "the file was replaced");
         // A file is in the place of the folder.
         let record = Record::of("a".to_owned(), Some(&file));
         record.mark("linear");
-        assert_eq!(record.verdict("f32", true, || Ok(names(&[]))), Ok(names(&[])));
+        assert_eq!(verdict(&record, "f32", true, Ok(names(&[]))), Ok(names(&[])));
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Iterator for Transcript {
     type Item = Result<Segment>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        read_back::block_on(self.next_segment())
+        read_back::wait(async { self.next_segment().await.transpose() }).transpose()
     }
 }
 
@@ -194,7 +194,7 @@ impl Iterator for Transcripts {
     type Item = Result<(usize, Segment)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        read_back::block_on(self.next_segment())
+        read_back::wait(async { self.next_segment().await.transpose() }).transpose()
     }
 }
 

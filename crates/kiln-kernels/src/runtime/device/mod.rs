@@ -19,7 +19,5 @@ mod wgpu;
 #[cfg(not(target_family = "wasm"))]
 pub use bandwidth::CopyBandwidth;
 pub use info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened};
-pub use open::{list, open};
+pub use open::{list, open, open_async};
 pub use system::{limit_instructions, limit_threads, threads};
-#[cfg(all(feature = "wgpu", target_family = "wasm"))]
-pub use wgpu::browser::open_async;

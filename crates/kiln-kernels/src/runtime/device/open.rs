@@ -7,6 +7,8 @@ use crate::runtime::device::cpu::{info as cpu_info, open as open_cpu};
 #[cfg(feature = "cuda")]
 use crate::runtime::device::cuda::{infos as cuda_infos, open as open_cuda};
 use crate::runtime::device::info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
+#[cfg(all(feature = "wgpu", target_family = "wasm"))]
+use crate::runtime::device::wgpu::browser;
 #[cfg(feature = "wgpu")]
 use crate::runtime::device::{
     opened,
@@ -58,6 +60,19 @@ pub fn open(name: DeviceName) -> Result<Opened> {
         DeviceName::Wgpu(index) => open_wgpu(index),
         DeviceName::Cuda(index) => open_cuda(index),
     }
+}
+
+/// Opens a device without waiting for it. In a browser, this is the only way to open one; everywhere else it
+/// is [`open`].
+///
+/// # Errors
+/// [`Error::Device`], which says what is missing.
+pub async fn open_async(name: DeviceName) -> Result<Opened> {
+    #[cfg(all(feature = "wgpu", target_family = "wasm"))]
+    if matches!(name, DeviceName::Auto | DeviceName::Wgpu(None | Some(0))) {
+        return browser::open().await;
+    }
+    open(name)
 }
 
 /// Chooses the device that `auto` stands for.

@@ -18,7 +18,7 @@ pub(super) mod browser;
 mod native;
 
 #[cfg(target_family = "wasm")]
-pub(super) use self::browser::{infos, open};
+pub(super) use self::browser::{infos, opened_before as open};
 #[cfg(not(target_family = "wasm"))]
 pub(super) use self::native::{infos, open};
 

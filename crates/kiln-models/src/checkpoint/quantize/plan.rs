@@ -15,7 +15,6 @@ use crate::{configure, nn::names::TRANSPOSED};
 
 /// The source of a tensor's numbers.
 #[derive(Debug)]
-#[cfg_attr(target_family = "wasm", expect(dead_code, reason = "a browser packs, and writes no files"))]
 pub(super) enum Source {
     Numbers(Vec<f32>),
     /// Rows of the checkpoint's tensors to concatenate, and the change to make to each. [`Undo::Permuted`]
@@ -25,7 +24,6 @@ pub(super) enum Source {
 
 /// Rows of a tensor of the checkpoint.
 #[derive(Clone, Debug)]
-#[cfg_attr(target_family = "wasm", expect(dead_code, reason = "a browser packs, and writes no files"))]
 pub(super) struct Rows {
     pub(super) entry: Entry,
     pub(super) rows: Range<usize>,

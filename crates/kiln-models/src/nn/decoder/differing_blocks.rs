@@ -11,6 +11,7 @@ use kiln_core::{
     model::{CausalModel, Logits},
     model_cache::ModelCache,
     need::Stream,
+    read_back,
 };
 use kiln_kernels::{Choice, Kernels, Placement};
 use serde_json::json;
@@ -26,7 +27,6 @@ use super::{
 use crate::{
     ConfigFile, Configured, HostMatrix, Part, Weights,
     config::{Common, Defaults},
-    weights::read_now,
 };
 
 const HIDDEN: usize = 16;
@@ -60,7 +60,7 @@ impl Weights for Waves {
     }
 
     fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {
-        read_now(self.dense_matrix(parts, width, range)?).map(HostMatrix::dense)
+        read_back::read(self.dense_matrix(parts, width, range)?).map(HostMatrix::dense)
     }
 
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>> {

@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic};
+use kiln_core::{Error, Result, device_state::DeviceState, model::ExpertTraffic, read_back};
 use kiln_kernels::Kernels;
 
 use super::{Biases, ExpertsConfig, Names};
@@ -19,7 +19,6 @@ use crate::{
         linear::Linear,
         mlp::{Between, Mlp, MlpConfig},
     },
-    weights::{no_host_experts, read_now},
 };
 
 /// Number of bytes of weights to copy to the device before waiting for the copies. Prompts are routed to
@@ -74,7 +73,8 @@ impl HostExperts {
         let widths = config.widths(mlp.hidden);
         let [_, intermediate, hidden] = widths;
         if cfg!(target_family = "wasm") {
-            return Err(no_host_experts());
+            let why = "needs reads that the host waits for, and a browser cannot wait; leave it out";
+            return Err(Error::Setting { name: "offload_experts", why: why.to_owned() });
         }
         let biases = match config.bias {
             true => Some(Biases::load(weights, &of_all, widths)?),
@@ -123,7 +123,7 @@ impl HostExperts {
     ) -> Result<Tensor<4>> {
         let ([batch, tokens, each, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let device = x.device();
-        let routing = read_now(experts)?;
+        let routing = read_back::read(experts)?;
         let (here, away) = self.visits(routing.iter::<i64>());
         let visits: Vec<&Visit> = here.iter().map(|(visit, _)| visit).chain(&away).collect();
 

@@ -12,12 +12,11 @@ use crate::runtime::device::{
     subnormals,
 };
 
-/// Opens the device of the browser, which has to be awaited. [`open`](fn@crate::device::open) finds it from
-/// then on.
+/// Opens the device of the browser. [`open`](fn@crate::device::open) finds it from then on.
 ///
 /// # Errors
 /// [`Error::Device`](kiln_core::Error::Device) if the browser has none.
-pub async fn open_async() -> Result<Opened> {
+pub(in crate::runtime::device) async fn open() -> Result<Opened> {
     let name = DeviceName::Wgpu(Some(0));
     if let Some(opened) = opened() {
         return Ok(opened);
@@ -46,12 +45,12 @@ pub async fn open_async() -> Result<Opened> {
 
 /// Lists the device that was opened.
 pub(in crate::runtime::device) fn infos() -> Result<Vec<DeviceInfo>> {
-    open(None).map(|opened| vec![opened.info])
+    opened_before(None).map(|opened| vec![opened.info])
 }
 
 /// Returns the device that was opened.
-pub(in crate::runtime::device) fn open(index: Option<usize>) -> Result<Opened> {
-    let why = "a browser opens its only device asynchronously; await `open_async` first";
+pub(in crate::runtime::device) fn opened_before(index: Option<usize>) -> Result<Opened> {
+    let why = "a browser opens its only device asynchronously; await `device::open_async` first";
     opened().filter(|_| index.unwrap_or(0) == 0).ok_or_else(|| unavailable(DeviceName::Wgpu(index), why))
 }
 
