@@ -1,0 +1,57 @@
+//! Kiln in a browser, for JavaScript. The npm package `web/kiln-web` runs it in a worker, and has the API for
+//! pages.
+//!
+//! Settings and facts cross the border as JSON, files as objects that read without waiting.
+#![cfg(target_family = "wasm")]
+
+mod console;
+mod files;
+mod hash;
+mod model;
+
+use std::panic;
+
+use kiln::Error;
+use wasm_bindgen::prelude::*;
+
+pub use files::WebFile;
+pub use hash::Sha256;
+pub use model::WebModel;
+
+#[allow(unsafe_code, reason = "the linker makes it")]
+unsafe extern "C" {
+    /// The constructors of all crates. If no function called them, the linker would wrap each export so that
+    /// it does: then every call from JavaScript registers the operations of Burn's compiler again, which took
+    /// 70 % of a step.
+    fn __wasm_call_ctors();
+}
+
+/// Prepares the module, once.
+#[wasm_bindgen(start)]
+pub fn start() {
+    #[allow(unsafe_code, reason = "nothing ran before")]
+    // SAFETY: the constructors run once, before everything else.
+    unsafe {
+        __wasm_call_ctors();
+    }
+    panic::set_hook(Box::new(|info| console::panicked(&info.to_string())));
+    console::log_warnings();
+}
+
+/// An error for JavaScript, with the name of its kind.
+fn thrown(error: &Error) -> JsValue {
+    let kind = match error {
+        Error::OutOfMemory { .. } | Error::BufferTooLarge { .. } => "OutOfMemoryError",
+        Error::Device { .. } | Error::DeviceLost(_) | Error::Execution(_) => "DeviceError",
+        Error::File { .. } => "ModelError",
+        Error::Setting { .. }
+        | Error::Unknown { .. }
+        | Error::Prompt { .. }
+        | Error::TooLong { .. }
+        | Error::ChatTemplate { .. } => "SettingError",
+        _ => "KilnError",
+    };
+    let thrown = js_sys::Error::new(&error.to_string());
+    thrown.set_name(kind);
+    thrown.into()
+}

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds the WebAssembly of the npm package web/kiln-web. wasm-bindgen is installed in the folder that is named, by
+# default ~/.cache/kiln-ci-tools.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=${1:-$HOME/.cache/kiln-ci-tools}
+target=wasm32-unknown-unknown
+version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p;}' Cargo.lock)
+
+# Compiled once, in three minutes.
+env -u CARGO_TARGET_DIR cargo install --quiet --debug wasm-bindgen-cli --version "$version" --root "$tools"
+cargo build --profile web --target "$target" --no-default-features -p kiln-web
+built=${CARGO_TARGET_DIR:-target}/$target/web/kiln_web.wasm
+"$tools/bin/wasm-bindgen" --target web --remove-name-section --remove-producers-section --out-dir web/kiln-web/module "$built"
+ls -l web/kiln-web/module/*.wasm

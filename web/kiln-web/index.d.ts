@@ -1,0 +1,101 @@
+export interface LoadOptions {
+    /** Number type of weights, activations and caches. Default: float16 where the adapter has it. */
+    dtype?: "auto" | "f32" | "f16";
+    /** The caches of requests that name none, as in `kiln run --cache`. Default: as the folder says. */
+    cache?: string;
+    /** Most bytes of GPU memory for weights, caches and activations together. */
+    memory?: number;
+    /** Whether the kernels are compared with their references before use. Default: true. */
+    selfTest?: boolean;
+    /** Part of the name of the GGUF file to take of a repository that has several, such as `Q4_K_M`. */
+    file?: string;
+    /** Address of the hub. Default: https://huggingface.co */
+    hub?: string;
+    /** Branch, tag or commit of the repository. Default: `main`. */
+    revision?: string;
+    onProgress?: (progress: Progress) => void;
+    signal?: AbortSignal;
+}
+
+export interface Progress {
+    stage: "download" | "load";
+    /** Name of the file that is downloaded. */
+    file?: string;
+    /** Bytes. */
+    loaded: number;
+    total?: number;
+}
+
+export interface Facts {
+    name: string;
+    dtype: string;
+    parameters: number;
+    weightBytes: number;
+    /** Longest sequence in tokens. */
+    positions: number;
+    cache: string;
+    /** Whether the model has a template for conversations. */
+    chats: boolean;
+    adapter: string;
+    api: string;
+    loadSeconds: number;
+}
+
+/** Settings of Transformers' GenerationConfig by their names, and Kiln's own. */
+export interface GenerateOptions {
+    max_new_tokens?: number;
+    do_sample?: boolean;
+    temperature?: number;
+    top_k?: number;
+    top_p?: number;
+    seed?: number;
+    stop_strings?: string | string[];
+    num_beams?: number;
+    /** The cache, such as `quantized:nbits=4`. */
+    cache?: string;
+    grammar?: { json_schema: object } | { json_object: true } | { regex: string } | { lark: string };
+    /** Whether decode steps are recorded once and replayed. Default: true. */
+    compile?: boolean;
+    signal?: AbortSignal;
+    [setting: string]: unknown;
+}
+
+export interface Message {
+    role: string;
+    content: string;
+    [field: string]: unknown;
+}
+
+export interface Outcome {
+    promptTokens: number;
+    generated: number;
+    /** `null`: the page ended the answer. */
+    stopReason: "end_of_text" | "stop_string" | "length" | "time" | null;
+    stopString: string | null;
+    /** Seconds. */
+    timeToFirstToken: number;
+    decodeTime: number;
+    tokensPerSecond: number | null;
+    cache: string;
+    cacheBytes: number;
+    /** Repeats the answer; `null` without sampling. */
+    seed: number | null;
+}
+
+export interface Answer extends AsyncIterable<string> {
+    readonly outcome: Promise<Outcome>;
+    text(): Promise<string>;
+    abort(): void;
+}
+
+export class Model {
+    static load(source: string | URL | Iterable<File>, options?: LoadOptions): Promise<Model>;
+    static stored(): Promise<{ url: string; bytes: number; complete: boolean }[]>;
+    static forget(beginning?: string): Promise<void>;
+    readonly facts: Facts;
+    generate(prompt: string, options?: GenerateOptions): Answer;
+    chat(conversation: Message[] | { messages: Message[]; tools?: object[] }, options?: GenerateOptions): Answer;
+    embed(texts: string[]): Promise<Float32Array[]>;
+    count(text: string): Promise<number>;
+    dispose(): void;
+}
