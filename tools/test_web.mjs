@@ -172,7 +172,7 @@ async function run(name, browser) {
     const PROMPT = "The Constitution";
     await check(`${name}: a folder loads, and its facts are told`, async () => {
         const facts = await load(page, "/demo/", { dtype: "f32" });
-        equal([facts.name.length > 0, facts.dtype, facts.chats], [true, "f32", true]);
+        equal([facts.name, facts.dtype, facts.chats], ["demo", "f32", true]);
         console.log(`#   ${facts.adapter || "an adapter without a name"}, ${facts.loadSeconds.toFixed(1)} s`);
     });
     const text = native(PROMPT, 24).trim();
@@ -219,6 +219,7 @@ async function run(name, browser) {
     const refusals = [
         ["a setting that nobody knows", () => model.generate("a", { temprature: 1 }).text(), /SettingError: unknown setting `temprature`/],
         ["a cache that nobody knows", () => model.generate("a", { cache: "elastic" }).text(), /SettingError: unknown cache strategy `elastic`/],
+        ["another way to choose a cache", () => model.generate("a", { use_cache: false }).text(), /SettingError: use_cache: .*`cache`/],
         ["a setting of a wrong type", () => model.generate("a", { max_new_tokens: "ten" }).text(), /SettingError: .*max_new_tokens/],
         ["a cache that the model cannot have", () => model.generate("a", { cache: "sliding" }).text(), /SettingError: .*window/],
         ["a conversation that is none", () => model.chat({ messages: "a" }).text(), /SettingError: conversation: .*sequence/],

@@ -30,7 +30,9 @@ const calls = {
         const files = await collect(source, { file, hub, revision, signal, onBytes, hasher });
         const opened = files.map(([name, blob]) => new WebFile(name, new Reader(blob)));
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
-        model = await WebModel.load(opened, JSON.stringify(own), onProgress);
+        // Files that were chosen have no name together.
+        const name = Array.isArray(source) ? undefined : decodeURIComponent(source).replace(/\/$/, "").split("/").pop();
+        model = await WebModel.load(opened, JSON.stringify({ name, ...own }), onProgress);
         return JSON.parse(model.facts());
     },
 

@@ -94,6 +94,7 @@ fn text(thrown: &JsValue) -> String {
 /// The files of a model. They are closed with the last of them.
 #[derive(Debug)]
 pub(crate) struct WebSource {
+    name: String,
     files: BTreeMap<String, Arc<Numbered>>,
 }
 
@@ -106,11 +107,11 @@ struct Numbered {
 }
 
 impl WebSource {
-    /// Takes files.
+    /// Takes the files of the model `name`.
     ///
     /// # Errors
     /// [`Error::File`] if a file does not tell its size.
-    pub(crate) fn new(files: Vec<WebFile>) -> Result<Self> {
+    pub(crate) fn new(name: String, files: Vec<WebFile>) -> Result<Self> {
         let opened = files.into_iter().map(|WebFile { name, handle }| {
             let path = PathBuf::from(&name);
             let size = handle
@@ -124,13 +125,13 @@ impl WebSource {
             });
             Ok((name, Arc::new(Numbered { number, path, size: size as u64 })))
         });
-        Ok(Self { files: opened.collect::<Result<_>>()? })
+        Ok(Self { name, files: opened.collect::<Result<_>>()? })
     }
 }
 
 impl Source for WebSource {
     fn path(&self, name: &str) -> PathBuf {
-        PathBuf::from(if name.is_empty() { "the model" } else { name })
+        PathBuf::from(if name.is_empty() { &self.name } else { name })
     }
 
     fn open(&self, name: &str) -> Answer<'_, Result<Option<Arc<dyn SourceFile>>>> {

@@ -27,6 +27,8 @@ pub struct WebModel(Model);
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct LoadOptions {
+    /// The name of the model.
+    name: Option<String>,
     dtype: Option<String>,
     /// The caches of requests that name none.
     cache: Option<String>,
@@ -72,7 +74,8 @@ impl WebModel {
     /// An `Error` that is named after its kind.
     pub async fn load(files: Vec<WebFile>, options: String, on_progress: Function) -> Result<Self, JsValue> {
         let options: LoadOptions = parsed("options", &options)?;
-        let source = WebSource::new(files).map_err(|e| thrown(&e))?;
+        let name = options.name.unwrap_or_else(|| "the model".to_owned());
+        let source = WebSource::new(name, files).map_err(|e| thrown(&e))?;
         let told = |progress: kiln::LoadProgress| {
             _ = on_progress.call2(
                 &JsValue::NULL,
@@ -190,6 +193,15 @@ impl Options {
         }
         if let Some(grammar) = options.remove("grammar") {
             read.grammar = Some(read_grammar(&grammar)?);
+        }
+        // The settings of Transformers that choose a cache.
+        for name in ["use_cache", "cache_implementation", "cache_config"] {
+            if options.contains_key(name) {
+                return Err(wrong(
+                    name,
+                    "is not read here; use `cache`, such as `none` or `quantized`".to_owned(),
+                ));
+            }
         }
         read.config = GenerationConfig::from_arguments(&options)?;
         if let Some(name) = options.keys().find(|name| !GenerationConfig::NAMES.contains(&name.as_str())) {
