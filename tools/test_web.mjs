@@ -175,11 +175,13 @@ async function run(name, browser) {
         equal([facts.name, facts.dtype, facts.chats], ["demo", "f32", true]);
         console.log(`#   ${facts.adapter || "an adapter without a name"}, ${facts.loadSeconds.toFixed(1)} s`);
     });
-    const text = native(PROMPT, 24).trim();
+    const text = native(PROMPT, 24);
+    /** Compares a text with the native one, which begins with the prompt. */
+    const same = (answer, wanted) => equal((PROMPT + answer.text).trim(), wanted.trim());
     for (const compile of [true, false]) {
         await check(`${name}: greedy text is that of the native program${compile ? "" : ", with launched steps"}`, async () => {
             const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24, compile });
-            equal((PROMPT + answer.text).trim().endsWith(text) || text.endsWith(answer.text.trim()), true);
+            same(answer, text);
             equal([answer.generated, answer.stopReason], [24, "length"]);
             console.log(`#   ${answer.tokensPerSecond.toFixed(1)} tokens/s, first token ${answer.timeToFirstToken.toFixed(2)} s`);
         });
@@ -188,17 +190,28 @@ async function run(name, browser) {
         await check(`${name}: --cache ${cache} gives the native text`, async () => {
             const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: tokens, cache });
             equal(answer.cache, cache);
-            const wanted = native(PROMPT, tokens, "--cache", cache).trim();
-            equal(wanted.endsWith(answer.text.trim()), true);
+            same(answer, native(PROMPT, tokens, "--cache", cache));
         });
     }
+    const further = [{ repetition_penalty: 1.3 }, { prompt_lookup_num_tokens: 3 }, { penalty_alpha: 0.6, top_k: 4 }, { dola_layers: "low" }];
+    for (const settings of further) {
+        const set = Object.entries(settings).flatMap(([name, value]) => ["--set", `${name}=${value}`]);
+        await check(`${name}: ${set.join(" ")} gives the native text`, async () => {
+            same(await generate(page, PROMPT, { ...greedy, ...settings, max_new_tokens: 6 }), native(PROMPT, 6, ...set));
+        });
+    }
+    await check(`${name}: a seed repeats an answer`, async () => {
+        const first = await generate(page, PROMPT, { do_sample: true, max_new_tokens: 6 });
+        const again = await generate(page, PROMPT, { do_sample: true, max_new_tokens: 6, seed: first.seed });
+        equal([again.text, again.seed], [first.text, first.seed]);
+    });
     await check(`${name}: a grammar is kept to`, async () => {
         const answer = await generate(page, "The date is ", { grammar: { regex: "[0-9]{4}-[0-9]{2}" }, seed: 1, max_new_tokens: 20 });
         matches(answer.text, /^\d{4}-\d\d$/);
     });
     await check(`${name}: beams`, async () => {
         const answer = await generate(page, PROMPT, { num_beams: 3, do_sample: false, max_new_tokens: 8 });
-        equal(native(PROMPT, 8, "--num-beams", "3").trim().endsWith(answer.text.trim()), true);
+        same(answer, native(PROMPT, 8, "--num-beams", "3"));
     });
     await check(`${name}: a conversation is answered`, async () => {
         const answer = await page.evaluate(async () => await model.chat([{ role: "user", content: "What news?" }], { do_sample: false, max_new_tokens: 8 }).text());
@@ -214,7 +227,7 @@ async function run(name, browser) {
         equal(ended.stopReason, null);
         if (ended.generated > 50) throw new Error(`${ended.generated} tokens were generated`);
         const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24 });
-        equal(text.endsWith(answer.text.trim()), true);
+        same(answer, text);
     });
     const refusals = [
         ["a setting that nobody knows", () => model.generate("a", { temprature: 1 }).text(), /SettingError: unknown setting `temprature`/],
@@ -243,7 +256,7 @@ async function run(name, browser) {
             other.dispose();
             return text;
         });
-        equal(text.includes(loaded.trim()), true);
+        same({ text: loaded }, native(PROMPT, 4));
     });
     await check(`${name}: a model that is stored loads without the network`, async () => {
         site.asked.length = 0;
@@ -260,7 +273,7 @@ async function run(name, browser) {
         site.fault = undefined;
         await load(page, "/cut/", { selfTest: false });
         const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24 });
-        equal(text.endsWith(answer.text.trim()), true);
+        same(answer, text);
     });
     await check(`${name}: damaged weights are found by their hash, and not kept`, async () => {
         site.fault = "damage";

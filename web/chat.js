@@ -7,7 +7,8 @@ const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 let model;
 let running;
-const messages = [];
+/** The conversation, which ends where another model is loaded. */
+let messages = [];
 
 function tell(status, trouble = "") {
     element("status").textContent = status;
@@ -24,13 +25,12 @@ function showProgress({ stage, file, loaded, total }) {
 }
 
 async function load(source, file) {
-    const wasReady = !element("send").disabled;
-    for (const id of ["load", "send", "question"]) element(id).disabled = true;
+    for (const id of ["load", "files", "send", "question"]) element(id).disabled = true;
     try {
         const next = await Model.load(source, { file: file || undefined, onProgress: showProgress });
         model?.dispose();
         model = next;
-        messages.length = 0;
+        messages = [];
         element("turns").replaceChildren();
         const { name, parameters, weightBytes, dtype, positions, adapter, chats } = model.facts;
         const kind = chats ? "" : " It has no template for conversations, so it continues what you write.";
@@ -40,8 +40,8 @@ async function load(source, file) {
         tell(model ? `${model.facts.name} is still loaded.` : "", error.message);
     }
     element("progress").hidden = true;
-    element("load").disabled = false;
-    for (const id of ["send", "question"]) element(id).disabled = !(model || wasReady);
+    for (const id of ["load", "files"]) element(id).disabled = false;
+    for (const id of ["send", "question"]) element(id).disabled = !model;
     if (model) element("question").focus();
 }
 
@@ -63,10 +63,11 @@ async function ask(question) {
     turn.scrollIntoView({ block: "end" });
     for (const [id, hidden] of [["send", true], ["stop", false]]) element(id).hidden = hidden;
     const { chats } = model.facts;
+    const conversation = messages;
     let text = "";
     try {
-        messages.push({ role: "user", content: question });
-        running = chats ? model.chat(messages, settings()) : model.generate(question, settings());
+        conversation.push({ role: "user", content: question });
+        running = chats ? model.chat(conversation, settings()) : model.generate(question, settings());
         for await (const piece of running) {
             text += piece;
             part("answer").textContent = text;
@@ -81,8 +82,8 @@ async function ask(question) {
         }
     }
     // A question without an answer is not part of the conversation.
-    if (text) messages.push({ role: "assistant", content: text });
-    else messages.pop();
+    if (text) conversation.push({ role: "assistant", content: text });
+    else conversation.pop();
     running = undefined;
     for (const [id, hidden] of [["send", false], ["stop", true]]) element(id).hidden = hidden;
 }

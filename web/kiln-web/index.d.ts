@@ -48,7 +48,7 @@ export interface GenerateOptions {
     temperature?: number;
     top_k?: number;
     top_p?: number;
-    seed?: number;
+    seed?: number | string;
     stop_strings?: string | string[];
     num_beams?: number;
     /** The cache, such as `quantized:nbits=4`. */
@@ -79,7 +79,7 @@ export interface Outcome {
     cache: string;
     cacheBytes: number;
     /** Repeats the answer; `null` without sampling. */
-    seed: number | null;
+    seed: string | null;
 }
 
 export interface Answer extends AsyncIterable<string> {

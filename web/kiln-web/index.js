@@ -15,8 +15,7 @@ export class Model {
         const worker = new Remote();
         try {
             const files = typeof source === "string" || source instanceof URL ? String(source) : Array.from(source);
-            const named = renamed(options, { selfTest: "self_test" });
-            const facts = await worker.call("load", { source: files, options: named }, { onProgress, signal });
+            const facts = await worker.call("load", { source: files, options }, { onProgress, signal });
             return new Model(worker, facts);
         } catch (error) {
             worker.end(error);
@@ -178,8 +177,4 @@ async function once(method, values) {
     } finally {
         worker.end(new Error("the worker has ended"));
     }
-}
-
-function renamed(options, names) {
-    return Object.fromEntries(Object.entries(options).map(([name, value]) => [names[name] ?? name, value]));
 }

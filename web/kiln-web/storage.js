@@ -65,6 +65,9 @@ async function request(url, options) {
     }
 }
 
+/** Whether there is no such file. Servers of pages may answer with a page instead, which no file of a model is. */
+const isAbsent = ({ status, headers }) => status === 404 || headers.get("content-type")?.startsWith("text/html");
+
 /** The JSON at `url`, as it is now; without a connection, as it was the last time. */
 export async function latest(url, { signal } = {}) {
     const place = await folder();
@@ -73,7 +76,8 @@ export async function latest(url, { signal } = {}) {
         const response = await request(url, { signal });
         if (!response.ok) throw Object.assign(fileError(`${url}: the server answers ${response.status}`), { status: response.status });
         const content = await response.json();
-        if (place) await writeNote(place, name, { url, absent: true, content });
+        // Another page may write the same.
+        if (place) await writeNote(place, name, { url, absent: true, content }).catch(() => {});
         return content;
     } catch (error) {
         const note = error.isUnreachable && place ? await readNote(place, name) : undefined;
@@ -132,7 +136,7 @@ async function fetchInto(place, name, url, note, { signal, onBytes, version }) {
     const headers = note?.etag ? { Range: `bytes=${note.received}-`, "If-Range": note.etag } : {};
     let response = await request(url, { signal, headers });
     if (response.status === 416) response = await request(url, { signal });
-    if (response.status === 404) return false;
+    if (isAbsent(response)) return false;
     if (!response.ok) throw fileError(`${url}: the server answers ${response.status} ${response.statusText}`);
     const goesOn = response.status === 206;
     const begin = goesOn ? note.received : 0;
@@ -176,7 +180,7 @@ async function fetchInto(place, name, url, note, { signal, onBytes, version }) {
 
 async function downloadToMemory(url, { signal, onBytes, sha256, hasher }) {
     const response = await request(url, { signal });
-    if (response.status === 404) return undefined;
+    if (isAbsent(response)) return undefined;
     if (!response.ok) throw fileError(`${url}: the server answers ${response.status} ${response.statusText}`);
     const size = Number(response.headers.get("content-length")) || undefined;
     const parts = [];

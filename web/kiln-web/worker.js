@@ -14,7 +14,7 @@ console.error = (...values) => {
 let model;
 /** Calls that can be ended, by their number. */
 const running = new Map();
-/** One answer is computed at a time. */
+/** One thing is computed at a time. */
 let queue = Promise.resolve();
 
 const calls = {
@@ -42,7 +42,7 @@ const calls = {
     chat: (call, { conversation, options }, signal) =>
         answer(call, signal, (onPiece) => model.chat(JSON.stringify(conversation), JSON.stringify(options), onPiece)),
 
-    embed: (_, { texts }) => model.embed(texts),
+    embed: (_, { texts }, signal) => inTurn(signal, () => model.embed(texts)),
 
     count: (_, { text }) => model.count(text),
 
@@ -51,19 +51,24 @@ const calls = {
     forget: (_, { beginning }) => forget(beginning),
 };
 
-/** Computes an answer after those before it, and sends its pieces. */
-function answer(call, signal, compute) {
+/** Computes something after what was asked for before it. */
+function inTurn(signal, compute) {
+    const done = queue.then(() => {
+        signal.throwIfAborted();
+        return compute();
+    });
+    queue = done.catch(() => {});
+    return done;
+}
+
+/** Computes an answer, and sends its pieces. */
+async function answer(call, signal, compute) {
     const onPiece = (piece) => {
         if (signal.aborted) return false;
         self.postMessage({ call, piece });
         return true;
     };
-    const done = queue.then(async () => {
-        signal.throwIfAborted();
-        return JSON.parse(await compute(onPiece));
-    });
-    queue = done.catch(() => {});
-    return done;
+    return JSON.parse(await inTurn(signal, () => compute(onPiece)));
 }
 
 self.onmessage = async ({ data: { call, method, values, abort } }) => {

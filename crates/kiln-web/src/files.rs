@@ -77,7 +77,8 @@ impl Reader {
         let options = Object::new();
         let is_set = Reflect::set(&options, &"at".into(), &(from as f64).into());
         let read = is_set.and_then(|_| self.handle.read(&self.buffer, &options));
-        (self.begin, self.held) = (from, read.map_err(|e| format!("cannot be read: {}", text(&e)))? as usize);
+        let read = read.map_err(|e| format!("cannot be read: {}", text(&e)))? as usize;
+        (self.begin, self.held) = (from, read.min(self.buffer.length() as usize));
         match self.held {
             0 => Err("became shorter while it was read".to_owned()),
             _ => Ok(()),

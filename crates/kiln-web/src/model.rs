@@ -25,7 +25,7 @@ pub struct WebModel(Model);
 
 /// Options for loading a model.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 struct LoadOptions {
     /// The name of the model.
     name: Option<String>,
@@ -63,7 +63,8 @@ struct Outcome {
     cache: String,
     /// Bytes that the cache held at the end.
     cache_bytes: u64,
-    seed: Option<u64>,
+    /// As a text: numbers of JavaScript have 53 bits.
+    seed: Option<String>,
 }
 
 #[wasm_bindgen]
@@ -194,6 +195,11 @@ impl Options {
         if let Some(grammar) = options.remove("grammar") {
             read.grammar = Some(read_grammar(&grammar)?);
         }
+        if let Some(Value::String(seed)) = options.get("seed") {
+            let seed: u64 =
+                seed.parse().map_err(|_| wrong("seed", format!("`{seed}` is no number of 64 bits")))?;
+            options.insert("seed".to_owned(), seed.into());
+        }
         // The settings of Transformers that choose a cache.
         for name in ["use_cache", "cache_implementation", "cache_config"] {
             if options.contains_key(name) {
@@ -267,7 +273,7 @@ impl Outcome {
             tokens_per_second: (stats.decoded() > 0).then(|| stats.decoded() as f64 / decode_time),
             cache: plan.to_string(),
             cache_bytes: cache.device_bytes() as u64,
-            seed: stats.seed,
+            seed: stats.seed.map(|seed| seed.to_string()),
         }
     }
 }

@@ -164,7 +164,7 @@ impl<'a> EmbeddingRequest<'a> {
         read_back::wait(self.run_async())
     }
 
-    /// Computes the vectors without blocking, and counts tokens.
+    /// Computes the vectors, and counts tokens. Awaits the device.
     ///
     /// # Errors
     /// [`Error::Setting`] for a folder that does not name its pooling if none is set, for an unknown prompt,

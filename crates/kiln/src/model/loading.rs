@@ -352,8 +352,8 @@ impl<'a> ModelBuilder<'a> {
         read_back::wait(self.load_async())
     }
 
-    /// Loads the model without waiting for the device, as a browser has to. Reads of a source that answers
-    /// at once are not awaited.
+    /// Loads the model. In a browser, it awaits the device; elsewhere, it blocks while the device is opened
+    /// and while weights are read and copied.
     ///
     /// # Errors
     /// [`Error::Device`] if there is no such device; [`Error::File`] for a file that is missing, damaged or

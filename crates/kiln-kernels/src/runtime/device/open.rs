@@ -62,8 +62,8 @@ pub fn open(name: DeviceName) -> Result<Opened> {
     }
 }
 
-/// Opens a device without waiting for it. In a browser, this is the only way to open one; everywhere else it
-/// is [`open`].
+/// Opens a device. In a browser, which has to await it, this is the only way; everywhere else it is [`open`],
+/// and blocks.
 ///
 /// # Errors
 /// [`Error::Device`], which says what is missing.
