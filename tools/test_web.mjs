@@ -238,6 +238,8 @@ async function run(name, browser) {
         ["a conversation that is none", () => model.chat({ messages: "a" }).text(), /SettingError: conversation: .*sequence/],
         ["embeddings without pooling", () => model.embed(["a"]), /SettingError: pooling/],
         ["an option that nobody knows", () => Model.load("/demo/", { dytpe: "f32" }), /SettingError: .*dytpe/],
+        ["a name that is no model's", () => Model.load("demo"), /ModelError: .*write ORG\/NAME/],
+        ["a quant that a repository does not have", () => Model.load("kiln/demo:Q4_K_M", { hub: `${location.origin}/hub` }), /ModelError: .*has no GGUF files/],
         ["a folder that is not there", () => Model.load("/nothing/at/all/x.gguf"), /ModelError: .*there is no such file/],
         ["an address that is no model", () => Model.load("https://127.0.0.1:1/x"), /ModelError: .*neither a folder/],
         ["a server that is not there", () => Model.load("http://127.0.0.1:1/demo/"), /ModelError: .*cannot be fetched/],

@@ -24,10 +24,10 @@ function showProgress({ stage, file, loaded, total }) {
     tell(stage === "download" ? `Fetching ${file}: ${of}` : `Loading to the GPU: ${of}`);
 }
 
-async function load(source, file) {
+async function load(source) {
     for (const id of ["load", "files", "send", "question"]) element(id).disabled = true;
     try {
-        const next = await Model.load(source, { file: file || undefined, onProgress: showProgress });
+        const next = await Model.load(source, { onProgress: showProgress });
         model?.dispose();
         model = next;
         messages = [];
@@ -90,8 +90,7 @@ async function ask(question) {
 
 element("source").addEventListener("submit", (event) => {
     event.preventDefault();
-    const { model: source, file } = event.target.elements;
-    load(source.value.trim(), file.value.trim());
+    load(event.target.elements.model.value.trim());
 });
 element("files").addEventListener("change", ({ target }) => target.files.length && load(Array.from(target.files)));
 element("stop").addEventListener("click", () => running?.abort());

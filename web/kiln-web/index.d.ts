@@ -7,12 +7,8 @@ export interface LoadOptions {
     memory?: number;
     /** Whether the kernels are compared with their references before use. Default: true. */
     selfTest?: boolean;
-    /** Part of the name of the GGUF file to take of a repository that has several, such as `Q4_K_M`. */
-    file?: string;
     /** Address of the hub. Default: https://huggingface.co */
     hub?: string;
-    /** Branch, tag or commit of the repository. Default: `main`. */
-    revision?: string;
     onProgress?: (progress: Progress) => void;
     signal?: AbortSignal;
 }
@@ -89,6 +85,7 @@ export interface Answer extends AsyncIterable<string> {
 }
 
 export class Model {
+    /** `source`: a model on the hub, `ORG/NAME[:FILE or QUANT][@REVISION]`, an address, or files. */
     static load(source: string | URL | Iterable<File>, options?: LoadOptions): Promise<Model>;
     static stored(): Promise<{ url: string; bytes: number; complete: boolean }[]>;
     static forget(beginning?: string): Promise<void>;

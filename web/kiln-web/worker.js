@@ -19,7 +19,7 @@ let queue = Promise.resolve();
 
 const calls = {
     async load(call, { source, options }, signal) {
-        const { file, hub, revision, ...own } = options;
+        const { hub, ...own } = options;
         await init();
         if (!navigator.gpu) {
             throw Object.assign(new Error("this browser has no WebGPU, or it is switched off"), { name: "DeviceError" });
@@ -27,7 +27,7 @@ const calls = {
         const tell = (progress) => self.postMessage({ call, progress });
         const onBytes = (name) => (loaded, total) => tell({ stage: "download", file: name, loaded, total });
         const hasher = () => new Sha256();
-        const files = await collect(source, { file, hub, revision, signal, onBytes, hasher });
+        const files = await collect(source, { hub, signal, onBytes, hasher });
         const opened = files.map(([name, blob]) => new WebFile(name, new Reader(blob)));
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
         // Files that were chosen have no name together.

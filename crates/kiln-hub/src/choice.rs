@@ -11,7 +11,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 
 /// Files that Kiln reads from a model folder besides the weights. Chat templates in [`TEMPLATES`] are added.
-const TEXTS: [&str; 8] = [
+pub const TEXTS: [&str; 8] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -36,7 +36,7 @@ const MOST_PARTS: u32 = 1000;
 
 /// The files to download.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub enum Choice {
     /// A model folder: these text files, and `model.safetensors` or, if `indexed`, the files named by the
     /// index.
     Folder { texts: Vec<String>, indexed: bool },
@@ -66,8 +66,16 @@ impl Unchosen {
     }
 }
 
-/// Chooses the files of a repository that `spec` asks for.
-pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> {
+/// Chooses the files of a repository that `spec` asks for, from a list of all its files.
+///
+/// # Errors
+/// [`Error::Choice`] if no file matches, or too many.
+pub fn choose(spec: &Spec, files: &[String]) -> Result<Choice> {
+    choice(spec, files).map_err(|unchosen| unchosen.of(spec.repo()))
+}
+
+/// Chooses as [`choose`]. The reason tells what else could be tried.
+pub(crate) fn choice(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> {
     let has = |name: &str| files.iter().any(|file| file == name);
     if spec.part().is_none() && has(CONFIG) && (has(INDEX) || has(WEIGHTS)) {
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
@@ -158,11 +166,11 @@ fn gguf_model(spec: &Spec, files: &[String]) -> Result<GgufModel, Unchosen> {
     }
 }
 
-/// Returns the weight files that an index names.
+/// Returns the weight files that `model.safetensors.index.json` names.
 ///
 /// # Errors
-/// Describes what is wrong with the index.
-pub(crate) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+/// Describes what is wrong with the index, in a sentence without its subject.
+pub fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|e| format!("is not JSON: {e}"))?;
     let map = index.get("weight_map").and_then(Value::as_object).ok_or("has no object `weight_map`")?;
     let mut shards = BTreeSet::new();

@@ -55,7 +55,7 @@ impl Hub {
                 cache.set_commit(spec.revision_or_main(), &listing.commit)?;
                 let fetch =
                     Fetch { hub: self, client: &client, cache: &cache, spec, commit: &listing.commit };
-                let choice = choose(spec, &listing.files).map_err(|unchosen| unchosen.of(spec.repo()))?;
+                let choice = choose(spec, &listing.files)?;
                 fetch.choice(&choice, &listing.files, &mut on_progress)
             }
             Err(error) if error.is_transient() && stored.is_ok() => {
@@ -81,7 +81,7 @@ impl Hub {
         if spec.part().is_none() && has(CONFIG) && !has(INDEX) && !has(WEIGHTS) {
             return Err(missing(WEIGHTS.to_owned()));
         }
-        match choose(spec, &files) {
+        match choice::choice(spec, &files) {
             Err(Unchosen::Part(file)) => Err(missing(file)),
             Err(Unchosen::Nothing(_)) => {
                 Err(Error::OfflineModel { spec: spec.to_string(), cache: cache_path() })

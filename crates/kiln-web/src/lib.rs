@@ -4,6 +4,7 @@
 //! Settings and facts cross the border as JSON, files as objects that read without waiting.
 #![cfg(target_family = "wasm")]
 
+mod choice;
 mod console;
 mod files;
 mod hash;
@@ -14,6 +15,7 @@ use std::panic;
 use kiln::Error;
 use wasm_bindgen::prelude::*;
 
+pub use choice::{choose_files, read_spec, shards_of, text_files};
 pub use files::WebFile;
 pub use hash::Sha256;
 pub use model::WebModel;

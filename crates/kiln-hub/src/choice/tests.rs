@@ -6,7 +6,7 @@ use super::*;
 
 fn of(spec: &str, files: &[&str]) -> Result<Choice> {
     let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
-    choose(&spec.parse().unwrap(), &files).map_err(|unchosen| unchosen.of("a/b"))
+    choice(&spec.parse().unwrap(), &files).map_err(|unchosen| unchosen.of("a/b"))
 }
 
 fn gguf(files: &[&str]) -> Choice {
@@ -152,7 +152,7 @@ proptest! {
         spec in prop::sample::select(vec!["a/b", "a/b:Q4_K_M", "a/b:q8_0", "a/b:a.gguf", "a/b:é"]),
     ) {
         let spec: Spec = spec.parse().unwrap();
-        let chosen = match choose(&spec, &files) {
+        let chosen = match choice(&spec, &files) {
             Ok(Choice::Folder { texts, .. }) => texts,
             Ok(Choice::Gguf(parts)) => parts,
             Err(unchosen) => {
