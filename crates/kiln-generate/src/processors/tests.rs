@@ -300,6 +300,43 @@ fn top_k_keeps_ties_and_all_tokens_if_k_is_large() {
     assert_eq!(of_prompt(json!({"top_k": u64::MAX}), &[], &scores), scores);
 }
 
+/// The definition, without the short cut for tokens that are removed in any case.
+fn top_p_by_definition(p: f32, scores: &[f32]) -> Vec<f32> {
+    let largest = scores.iter().copied().fold(OUT, f32::max);
+    let total = scores.iter().map(|score| f64::from((score - largest).exp())).sum::<f64>() as f32;
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+    order.pop();
+    let (mut sum, mut left) = (0.0, scores.to_vec());
+    for i in order {
+        sum += f64::from((scores[i] - largest).exp() / total);
+        if sum as f32 > (1.0 - as_written(p)) as f32 {
+            break;
+        }
+        left[i] = OUT;
+    }
+    left
+}
+
+#[test]
+fn top_p_of_large_vocabularies_is_as_defined() {
+    let mut state = 7u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    for vocab in [2, 41, 1000, 50_000] {
+        // From flat to steep, with ties.
+        for width in [0.0, 1.0, 12.0, 90.0] {
+            let scores: Vec<f32> = (0..vocab).map(|_| (width * noise() * 8.0).round() / 8.0).collect();
+            for p in [1e-6, 0.1, 0.5, 0.9, 0.999] {
+                let got = of_prompt(json!({"top_p": p}), &[], &scores);
+                assert_eq!(got, top_p_by_definition(p, &scores), "{vocab} tokens, width {width}, top_p {p}");
+            }
+        }
+    }
+}
+
 #[test]
 fn top_p_removes_the_first_of_equal_tokens_and_never_the_last() {
     let quarters = [0.0; 4];

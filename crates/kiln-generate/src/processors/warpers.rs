@@ -146,18 +146,33 @@ impl Processor for TopP {
         if scores.iter().any(|score| score.is_nan()) {
             return;
         }
-        // A removed token adds nothing and stays removed; leaving it out saves most of the sort after
-        // `top_k`.
-        let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
-        order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
-        let Some(max) = order.last().map(|&last| scores[last]) else { return };
-        order.truncate(order.len().saturating_sub(self.fewest));
-        let total = sum_of_exp(scores, max);
+        let probabilities = softmax(scores);
         let limit = self.tail();
+        // A removed token adds nothing and stays removed.
+        let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
         // torch on the CPU sums float32 in float64 and rounds every partial sum.
         let mut cumulative = 0.0f64;
+        // Tokens that have less than an even share of the limit stay below it together, in any order. They
+        // are most tokens of a large vocabulary, and need not be sorted.
+        let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut before = usize::MAX;
+        while self.fewest == 1 && order.len() < before {
+            before = order.len();
+            let share = (f64::from(limit) - cumulative) / before as f64;
+            order.retain(|&i| {
+                let probability = f64::from(probabilities[i]);
+                let is_sure = probability < share && scores[i] < most;
+                if is_sure {
+                    cumulative += probability;
+                    scores[i] = f32::NEG_INFINITY;
+                }
+                !is_sure
+            });
+        }
+        order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+        order.truncate(order.len().saturating_sub(self.fewest));
         for i in order {
-            cumulative += f64::from((scores[i] - max).exp() / total);
+            cumulative += f64::from(probabilities[i]);
             if cumulative as f32 > limit {
                 break;
             }
@@ -352,8 +367,11 @@ fn largest(scores: &[f32], n: usize) -> f32 {
 
 /// Probabilities; removed tokens have 0.
 pub(crate) fn softmax(scores: &[f32]) -> Vec<f32> {
-    let (max, total) = max_and_sum(scores);
-    scores.iter().map(|score| (score - max).exp() / total).collect()
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
+    let total = weights.iter().map(|weight| f64::from(*weight)).sum::<f64>() as f32;
+    weights.iter_mut().for_each(|weight| *weight /= total);
+    weights
 }
 
 /// Log-probabilities; removed tokens stay removed.
