@@ -1,13 +1,20 @@
 //! Small models and helpers for tests.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
     DtypeChoice, GenerationConfig, Model, ModelBuilder, TokenId,
     device::Opened,
-    expert::{Batch, ConfigFile, Logits, ModelCache, kernels::Choice, models, read_back},
+    expert::{
+        Batch, ConfigFile, Logits, ModelCache, files::FolderSource, kernels::Choice, models, read_back,
+    },
 };
+use kiln_testkit::conformance::{self, Line, Setup, Summary};
 use serde_json::json;
 
 /// Sizes of a Llama with random weights.
@@ -151,4 +158,19 @@ const ALONE: &str = "KILN_TEST_ALONE";
 /// Whether this is the process that [`alone`] started.
 pub(crate) fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
+}
+
+/// Runs the recorded cases of a folder whose names contain `filter`.
+pub(crate) fn run_cases(
+    folder: &Path,
+    filter: &str,
+    setup: &Setup,
+    report: &mut dyn FnMut(&Line),
+) -> Summary {
+    let mut report = |line: &Line| {
+        report(line);
+        Ok::<(), kiln::Error>(())
+    };
+    read_back::block_on(conformance::run(Arc::new(FolderSource::new(folder)), filter, setup, &mut report))
+        .unwrap()
 }

@@ -6,9 +6,9 @@ use kiln::{
     device::Opened,
     expert::{Batch, Logits, cache_samples},
 };
-use kiln_testkit::conformance::{self, Setup};
+use kiln_testkit::conformance::{Line, Setup};
 
-use crate::support::{assert_close, fixtures, floats, greedy, recorded};
+use crate::support::{assert_close, fixtures, floats, greedy, recorded, run_cases};
 
 const PROMPT: [TokenId; 3] = [3, 10, 11];
 
@@ -56,11 +56,8 @@ fn every_exact_cache_gives_the_recorded_tokens() {
             {
                 let what = format!("{cache} {offload:?}");
                 let setup = Setup { cache: Some(cache), offload, ..Setup::on(device) };
-                let summary = conformance::run(&fixtures(version), "whisper/", &setup, &mut |line| {
-                    println!("{line}");
-                    Ok::<(), Error>(())
-                });
-                let summary = summary.unwrap();
+                let report = &mut |line: &Line| println!("{line}");
+                let summary = run_cases(&fixtures(version), "whisper/", &setup, report);
                 assert!(summary.passed == 1 && summary.failed == 0, "{what}: {summary}");
             }
         }

@@ -1,12 +1,16 @@
 //! `kiln conformance`
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Args;
 use kiln::{
     Error, Offload, Plan,
     device::{self, DeviceName},
-    expert::{files, kernels::Choice},
+    expert::{
+        files::{self, FolderSource},
+        kernels::Choice,
+        read_back::block_on,
+    },
 };
 use kiln_testkit::conformance::{self, Line, Setup};
 
@@ -63,10 +67,12 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
         ..Setup::on(&device)
     };
     let mut lines: Vec<Line> = Vec::new();
-    let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
+    let mut report = |line: &Line| {
         lines.push(line.clone());
         say(line)
-    })?;
+    };
+    let folder = Arc::new(FolderSource::new(&args.folder));
+    let summary = block_on(conformance::run(folder, &args.filter, &setup, &mut report))?;
     if lines.is_empty() {
         let why = format!("no case of {} has `{}` in its name", args.folder.display(), args.filter);
         return Err(Error::Setting { name: "--filter", why }.into());

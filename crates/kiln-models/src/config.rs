@@ -240,7 +240,10 @@ impl ConfigFile {
     }
 
     /// Reads the `config.json` of a folder.
-    pub(crate) fn from_source(source: &dyn Source) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is missing or damaged.
+    pub fn from_source(source: &dyn Source) -> Result<Self> {
         const NAME: &str = "config.json";
         let json = read_json(source, NAME)?.ok_or_else(|| no_config(source))?;
         Ok(Self::new(source.path(NAME), json))

@@ -92,7 +92,8 @@ impl Case {
             _ => {}
         }
         // An unreadable folder is not skipped: loading it reports the error.
-        let model_type = ConfigFile::read(&folder.model(&self.model)).and_then(|config| config.model_type());
+        let model_type =
+            ConfigFile::from_source(&*folder.model(&self.model)).and_then(|config| config.model_type());
         if let Ok(model_type) = model_type
             && !ARCHITECTURES.iter().any(|known| known.model_type() == model_type)
         {
@@ -150,7 +151,7 @@ impl Case {
         if !folder.is_4_47() {
             return None;
         }
-        let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
+        let config = ConfigFile::from_source(&*folder.model(&self.model)).ok()?;
         if matches!(&*config.model_type().ok()?, "mamba" | "falcon_mamba") {
             let width = config.get("conv_kernel")?.as_u64()? as usize;
             // The first token after the prompt is written at the index of its position, which should be the
@@ -251,8 +252,9 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::path::Path;
+    use std::{path::Path, sync::Arc};
 
+    use kiln::expert::files::FolderSource;
     use serde_json::json;
 
     use super::*;
@@ -260,7 +262,7 @@ mod tests {
     #[test]
     fn short_mamba_prompts_are_known_to_differ_with_the_old_cache() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/transformers-4.47.1");
-        let folder = Folder::open(&path).unwrap();
+        let folder = Folder::open(Arc::new(FolderSource::new(&path))).unwrap();
         let differs = |prompt: usize, new: usize, use_cache: bool| {
             let case: Case = serde_json::from_value(json!({
                 "model": "mamba", "case": "short", "input_ids": [vec![5; prompt]], "attention_mask": [vec![1; prompt]],

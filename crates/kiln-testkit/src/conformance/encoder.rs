@@ -8,7 +8,7 @@ use kiln::{
 
 use super::{Folder, Mismatch, case::Case, difference_of_logits};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
+pub(super) async fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let name = case.logits.as_ref().ok_or_else(|| Mismatch::new("no logits were recorded"))?;
     let (_, want) = folder.tensor(name)?;
     let (shape, features) = folder.tensor(&format!("{}.input_features", case.model))?;
@@ -25,7 +25,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
     let mut whole = case.prompt.clone();
     for (&token, want) in next.iter().zip(want.chunks(vocab.max(1))) {
         let logits = model.causal().forward(&batch, Logits::Last, &mut cache)?;
-        let got: Vec<f32> = read_back::read(logits)?.iter().collect();
+        let got: Vec<f32> = read_back::start(logits).finish().await?.iter().collect();
         largest = largest.max(difference_of_logits(&got, want)?);
         let likeliest = got.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id as u32);
         if likeliest != Some(token) {

@@ -1,16 +1,19 @@
 //! A folder of fixtures.
 
-use std::path::{Path, PathBuf};
+use std::{path::PathBuf, sync::Arc};
 
 use burn::tensor::{DType, TensorData};
-use kiln::{Error, Result, expert::files};
+use kiln::{
+    Error, Result,
+    expert::source::{self, Answer, Source, SourceFile},
+};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Mismatch, case::Case};
 
 #[derive(Debug)]
 pub struct Folder {
-    path: PathBuf,
+    source: Arc<dyn Source>,
     /// Version of transformers that made the recording.
     pub(super) transformers: String,
     pub(super) cases: Vec<Case>,
@@ -28,24 +31,30 @@ struct Cases {
 const LARGEST: u64 = 1 << 30;
 
 impl Folder {
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let read = |name: &str| files::read(&path.join(name), LARGEST);
+    pub(super) fn open(source: Arc<dyn Source>) -> Result<Self> {
+        let wrong = |name: &str, why: String| Error::File { path: source.path(name), why };
+        let read = |name: &str| {
+            let read = source::read(&*source, name, LARGEST)?;
+            read.ok_or_else(|| wrong(name, "there is no such file".to_owned()))
+        };
         let json = read("cases.json")?;
-        let wrong = |why| Error::File { path: path.join("cases.json"), why };
-        let Cases { transformers, cases } =
-            serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
+        let parsed = serde_json::from_slice(&json);
+        let Cases { transformers, cases } = parsed.map_err(|e| wrong("cases.json", e.to_string()))?;
         let tensors = read("tensors.safetensors")?;
-        SafeTensors::deserialize(&tensors)
-            .map_err(|e| Error::File { path: path.join("tensors.safetensors"), why: e.to_string() })?;
-        Ok(Self { path: path.to_owned(), transformers, cases, tensors })
+        SafeTensors::deserialize(&tensors).map_err(|e| wrong("tensors.safetensors", e.to_string()))?;
+        Ok(Self { source, transformers, cases, tensors })
     }
 
-    pub(super) fn model(&self, name: &str) -> PathBuf {
-        self.path.join("models").join(name)
+    pub(super) fn model(&self, name: &str) -> Arc<dyn Source> {
+        self.within(format!("models/{name}"))
     }
 
-    pub(super) fn adapter(&self, name: &str) -> PathBuf {
-        self.path.join("adapters").join(name)
+    pub(super) fn adapter(&self, name: &str) -> Arc<dyn Source> {
+        self.within(format!("adapters/{name}"))
+    }
+
+    fn within(&self, folder: String) -> Arc<dyn Source> {
+        Arc::new(Within { source: self.source.clone(), folder })
     }
 
     /// Whether transformers 4.47 made the recording.
@@ -65,5 +74,32 @@ impl Folder {
         };
         let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), dtype);
         Ok((view.shape().to_vec(), data.iter::<f32>().collect()))
+    }
+}
+
+/// A folder within a source.
+#[derive(Debug)]
+struct Within {
+    source: Arc<dyn Source>,
+    folder: String,
+}
+
+impl Within {
+    fn name(&self, name: &str) -> String {
+        if name.is_empty() { self.folder.clone() } else { format!("{}/{name}", self.folder) }
+    }
+}
+
+impl Source for Within {
+    fn path(&self, name: &str) -> PathBuf {
+        self.source.path(&self.name(name))
+    }
+
+    fn open(&self, name: &str) -> Answer<'_, Result<Option<Arc<dyn SourceFile>>>> {
+        self.source.open(&self.name(name))
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        self.source.names(&self.name(folder))
     }
 }

@@ -7,7 +7,7 @@ use kiln::{
 
 use super::{Folder, Mismatch, case::Case, difference_of_logits};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
+pub(super) async fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let (shape, want) = folder.tensor(case.logits.as_deref().unwrap_or_default())?;
     let &[rows, tokens, vocab] = shape.as_slice() else {
         return Err(Mismatch::new(format!("logits of shape {shape:?} are not [rows, tokens, vocab]")));
@@ -18,7 +18,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
     for chunk in &case.chunks {
         let batch = Batch::from_rows(chunk, model.device())?;
         let logits = model.causal().forward(&batch, Logits::All, &mut cache)?;
-        let got: Vec<f32> = read_back::read(logits)?.iter::<f32>().collect();
+        let got: Vec<f32> = read_back::start(logits).finish().await?.iter::<f32>().collect();
         let end = start + batch.len();
         if end > tokens {
             return Err(Mismatch::new(format!("{end} tokens were fed, logits of {tokens} were recorded")));

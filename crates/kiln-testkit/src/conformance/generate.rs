@@ -5,19 +5,24 @@ use kiln::{
     expert::{Batch, ConfigFile, DraftModel, Generation, GenerationOptions, models},
 };
 
-use super::{Folder, Mismatch, beams, case::Case, difference_of_logits};
+use super::{Folder, Mismatch, Setup, beams, case::Case, difference_of_logits};
 
-pub(super) fn run(
+pub(super) async fn run(
     folder: &Folder,
     case: &Case,
     model: &Model,
-    draft: Option<&Model>,
+    setup: &Setup,
     plan: &Plan,
 ) -> Result<f64, Mismatch> {
+    let draft = match case.draft() {
+        Some(name) => Some(setup.load(folder.model(name), None).await?),
+        None => None,
+    };
+    let draft = draft.as_ref();
     let mut largest = attention_scaling(folder, case)?;
     // Runs once as users do, with tokens chosen on the device if possible, and once with all scores recorded.
-    check(folder, &generate(folder, case, model, draft, plan, false)?, case)?;
-    let generated = generate(folder, case, model, draft, plan, true)?;
+    check(folder, &generate(folder, case, model, draft, plan, false).await?, case)?;
+    let generated = generate(folder, case, model, draft, plan, true).await?;
     check(folder, &generated, case)?;
     let steps = generated.steps;
     for (name, numbers) in [
@@ -47,13 +52,13 @@ pub(super) fn run(
 }
 
 /// Returns the logits of every step of a case with one row.
-pub(super) fn logits(
+pub(super) async fn logits(
     folder: &Folder,
     case: &Case,
     model: &Model,
     plan: &Plan,
 ) -> Result<Vec<Vec<f32>>, Mismatch> {
-    let generated = generate(folder, case, model, None, plan, true)?;
+    let generated = generate(folder, case, model, None, plan, true).await?;
     Ok(generated
         .steps
         .into_iter()
@@ -75,7 +80,7 @@ fn check(folder: &Folder, generated: &Generated, case: &Case) -> Result<(), Mism
     }
 }
 
-fn generate(
+async fn generate(
     folder: &Folder,
     case: &Case,
     model: &Model,
@@ -118,7 +123,10 @@ fn generate(
         generation =
             generation.with_draft(DraftModel::new(draft.causal().clone(), cache, device, usize::MAX))?;
     }
-    let steps = generation.by_ref().collect::<Result<_, _>>()?;
+    let mut steps = Vec::new();
+    while let Some(step) = generation.next_step().await {
+        steps.push(step?);
+    }
     Ok(Generated { steps, completions: generation.completions(), has_beams })
 }
 
@@ -148,7 +156,7 @@ fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
 /// Returns the difference between Kiln's scaling factor of cosines and sines and the recorded one.
 fn attention_scaling(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let Some(want) = case.attention_scaling else { return Ok(0.0) };
-    let config = ConfigFile::read(&folder.model(&case.model))?;
+    let config = ConfigFile::from_source(&*folder.model(&case.model))?;
     let configured = models::configure(&config)?;
     let ropes = configured.ropes().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
     Ok((f64::from(ropes.full.attention_scaling) - want).abs())

@@ -3,12 +3,12 @@
 //! The format is that of the recorder: `cases.json`, `tensors.safetensors`, `models/<name>/`. A case is
 //! skipped only if it needs a feature that Kiln does not support yet, which is then given as the reason.
 
-use std::{fmt, path::Path};
+use std::{fmt, sync::Arc};
 
 use kiln::{
-    DtypeChoice, Error, Model, Offload, Plan, Result,
+    DtypeChoice, Error, Model, ModelBuilder, Offload, Plan, Result,
     device::Opened,
-    expert::{ConfigFile, kernels::Choice, models::configure},
+    expert::{ConfigFile, kernels::Choice, models::configure, source::Source},
 };
 use serde::Serialize;
 
@@ -134,16 +134,17 @@ impl Setup {
         }
     }
 
-    /// Loads the model of `folder` in float32, the type in which the recordings were computed.
-    fn load(&self, folder: &Path, adapter: Option<&Path>) -> kiln::Result<Model> {
-        let model = Model::builder(folder).opened(self.device.clone()).kernels(self.kernels);
-        let has_experts = || Ok(configure(&ConfigFile::read(folder)?)?.sizes().experts.is_some());
+    /// Loads a model in float32, the type in which the recordings were computed.
+    async fn load(&self, folder: Arc<dyn Source>, adapter: Option<Arc<dyn Source>>) -> kiln::Result<Model> {
+        let config = || ConfigFile::from_source(&*folder);
+        let has_experts = || Ok(configure(&config()?)?.sizes().experts.is_some());
         let resident = match self.resident_experts {
             Some(resident) if has_experts()? => Some(resident),
             _ => None,
         };
-        let model = adapter.into_iter().fold(model, |model, adapter| model.adapter(adapter, 1.0));
-        model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load()
+        let model = ModelBuilder::from_source(folder).opened(self.device.clone()).kernels(self.kernels);
+        let model = adapter.into_iter().fold(model, |model, adapter| model.adapter_from_source(adapter, 1.0));
+        model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load_async().await
     }
 }
 
@@ -152,8 +153,8 @@ impl Setup {
 ///
 /// # Errors
 /// A folder that does not contain fixtures, and any error of `report`. A failed case is a line, not an error.
-pub fn run<E: From<Error>>(
-    folder: &Path,
+pub async fn run<E: From<Error>>(
+    folder: Arc<dyn Source>,
     filter: &str,
     setup: &Setup,
     report: &mut dyn FnMut(&Line) -> Result<(), E>,
@@ -167,7 +168,7 @@ pub fn run<E: From<Error>>(
         if !name.contains(filter) {
             continue;
         }
-        let (cache, outcome) = run_case(&folder, case, setup, &mut loaded);
+        let (cache, outcome) = run_case(&folder, case, setup, &mut loaded).await;
         let line = Line { name, cache, outcome };
         summary.count(&line);
         report(&line)?;
@@ -175,7 +176,7 @@ pub fn run<E: From<Error>>(
     Ok(summary)
 }
 
-fn run_case(
+async fn run_case(
     folder: &Folder,
     case: &Case,
     setup: &Setup,
@@ -184,52 +185,52 @@ fn run_case(
     if let Some(reason) = case.not_yet(folder) {
         return ("-".to_owned(), Outcome::Skipped { reason });
     }
-    if case.model == "proc" {
-        return ("-".to_owned(), outcome(processors::run(folder, case)));
-    }
-    if case.model == "quant" {
-        return ("-".to_owned(), outcome(quant::run(folder, case, setup)));
-    }
-    if case.model == "mel" {
-        return ("-".to_owned(), outcome(mel::run(folder, case)));
+    let result = match &*case.model {
+        "proc" => Some(processors::run(folder, case)),
+        "quant" => Some(quant::run(folder, case, setup).await),
+        "mel" => Some(mel::run(folder, case)),
+        _ => None,
+    };
+    if let Some(result) = result {
+        return ("-".to_owned(), outcome(result));
     }
     let cache = match (case.cache(folder), &setup.cache) {
         (named, Some(other)) if named == "dynamic" => other.to_string(),
         (named, _) => named,
     };
-    let adapter = case.adapter().map(|name| folder.adapter(name));
-    let key = format!("{}{}", case.model, case.adapter().unwrap_or_default());
-    if loaded.as_ref().is_none_or(|(name, _)| *name != key) {
-        match setup.load(&folder.model(&case.model), adapter.as_deref()) {
-            Ok(model) => *loaded = Some((key, model)),
-            Err(error) => return (cache, outcome(Err(error.into()))),
-        }
-    }
-    let plan = Plan::named(&cache).map(|plan| match setup.offload {
-        Some(offload) => plan.offloaded(offload),
-        None => plan,
-    });
-    let result = match (loaded.as_ref(), &plan) {
-        (_, Err(error)) => Err(error.clone().into()),
-        (Some((_, model)), Ok(_)) if case.embeddings.is_some() => embeddings::run(folder, case, model),
-        (Some((_, model)), Ok(plan)) if case.wave.is_some() => transcribe::run(folder, case, model, plan),
-        (Some((_, model)), Ok(plan)) if !case.prompt.is_empty() => encoder::run(folder, case, model, plan),
-        (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {
-            let draft = case.draft().map(|name| setup.load(&folder.model(name), None)).transpose();
-            draft
-                .map_err(Mismatch::from)
-                .and_then(|draft| generate::run(folder, case, model, draft.as_ref(), plan))
-        }
-        (Some((_, model)), Ok(plan)) => forward::run(folder, case, model, plan),
-        (None, _) => Err(Mismatch::new("its model was not loaded")),
+    let run = async {
+        let plan = Plan::named(&cache)?;
+        let plan = setup.offload.iter().fold(plan, |plan, offload| plan.offloaded(*offload));
+        let key = format!("{}{}", case.model, case.adapter().unwrap_or_default());
+        let model = match loaded.take().filter(|(name, _)| *name == key) {
+            Some((_, model)) => model,
+            None => {
+                let adapter = case.adapter().map(|name| folder.adapter(name));
+                setup.load(folder.model(&case.model), adapter).await?
+            }
+        };
+        *loaded = Some((key, model.clone()));
+        Ok((model, plan))
+    };
+    let (model, plan) = match run.await {
+        Ok(ready) => ready,
+        Err(error) => return (cache, outcome(Err(error))),
+    };
+    let result = if case.embeddings.is_some() {
+        embeddings::run(folder, case, &model).await
+    } else if case.wave.is_some() {
+        transcribe::run(folder, case, &model, &plan).await
+    } else if !case.prompt.is_empty() {
+        encoder::run(folder, case, &model, &plan).await
+    } else if case.chunks.is_empty() {
+        generate::run(folder, case, &model, setup, &plan).await
+    } else {
+        forward::run(folder, case, &model, &plan).await
     };
     let outcome = match (outcome(result), case.known_to_differ(folder)) {
         (Outcome::Failed { max_dlogit, why }, None) if packs_as_transformers(&cache) => {
-            let both = loaded.as_ref().map(|(_, model)| model).zip(plan.as_ref().ok());
-            let reason =
-                both.map(|(model, plan)| sensitive::turns_on_a_rounding(folder, case, model, setup, plan));
-            match reason {
-                Some(Ok(Some(reason))) => Outcome::Differs { reason },
+            match sensitive::turns_on_a_rounding(folder, case, &model, setup, &plan).await {
+                Ok(Some(reason)) => Outcome::Differs { reason },
                 _ => Outcome::Failed { max_dlogit, why },
             }
         }

@@ -1,7 +1,10 @@
 //! `quant/*`: a tensor that was packed with transformers' formats.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use kiln::expert::quantizers::{self, Optimizer, Recipe};
+use kiln::expert::{
+    quantizers::{self, Optimizer, Recipe},
+    read_back,
+};
 
 use super::{
     Folder, Mismatch, Setup,
@@ -13,7 +16,7 @@ const INPUT: &str = "quant.x";
 
 /// Checks that codes are identical, and that scales, zero points and numbers agree within rounding errors of
 /// their type. Returns the largest difference of a number for float32, and 0 for other types.
-pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mismatch> {
+pub(super) async fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mismatch> {
     let wanted = case.quantized.as_ref().ok_or_else(|| Mismatch::new("fields of the case are missing"))?;
     let format = quantizers::format(&wanted.backend)?;
     let backend = format.backend;
@@ -37,19 +40,26 @@ pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mi
     let quantized = backend.quantize(x, &recipe);
     let again = grouping.join(backend.dequantize(&quantized, &recipe), shape);
 
-    let read = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
-    let codes: Vec<u32> = quantized.codes.into_data().iter::<u32>().collect();
+    let codes: Vec<u32> = read_back::start(quantized.codes).finish().await?.iter::<u32>().collect();
     check_codes(&codes, &codes_of(folder, wanted, groups)?)?;
     let zero = wanted.shift.as_ref().or(wanted.zero.as_ref());
     let zero = zero.ok_or_else(|| Mismatch::new("the zero point is missing"))?;
     // The sums of a solver add one rounding error per number of a group.
     let solved =
         if wanted.backend == "hqq" && optimizer == Optimizer::On { wanted.group as f64 } else { 1.0 };
-    near(&read(quantized.scale), &folder.tensor(&wanted.scale)?.1, rounding, "scale")?;
-    near(&read(quantized.zero), &folder.tensor(zero)?.1, rounding * solved, "zero point")?;
-    let again: Vec<f32> = again.into_data().iter().collect();
-    let largest = near(&again, &folder.tensor(&wanted.dequantized)?.1, 4.0 * rounding * solved, "number")?;
+    near(&values(quantized.scale).await?, &folder.tensor(&wanted.scale)?.1, rounding, "scale")?;
+    near(&values(quantized.zero).await?, &folder.tensor(zero)?.1, rounding * solved, "zero point")?;
+    let largest = near(
+        &values(again).await?,
+        &folder.tensor(&wanted.dequantized)?.1,
+        4.0 * rounding * solved,
+        "number",
+    )?;
     Ok(if dtype == DType::F32 { largest } else { 0.0 })
+}
+
+async fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, Mismatch> {
+    Ok(read_back::start(tensor).finish().await?.iter::<f32>().collect())
 }
 
 /// Returns the recorded codes, `[groups, group]`.

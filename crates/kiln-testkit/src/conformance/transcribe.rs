@@ -1,6 +1,6 @@
 //! Speech cases: a recording, and the segments that were transcribed from it.
 
-use kiln::{Audio, Model, Plan, Result, Segment, Task, TokenId, Transcriber};
+use kiln::{Audio, Model, Plan, Segment, Task, TokenId, Transcriber};
 use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case};
@@ -25,10 +25,14 @@ pub(super) fn not_yet(name: &str) -> Option<String> {
     (!known.contains(&name)).then(|| format!("the argument `{name}` is not implemented yet"))
 }
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
+pub(super) async fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let (_, samples) = folder.tensor(case.wave.as_deref().unwrap_or_default())?;
     let transcriber = transcriber(case, model, plan)?;
-    let segments: Vec<Segment> = transcriber.transcribe(Audio::Samples(samples))?.collect::<Result<_>>()?;
+    let mut transcript = transcriber.transcribe(Audio::Samples(samples))?;
+    let mut segments: Vec<Segment> = Vec::new();
+    while let Some(segment) = transcript.next_segment().await {
+        segments.push(segment?);
+    }
     let tokens: Vec<TokenId> = segments.iter().flat_map(|segment| segment.tokens.clone()).collect();
     if tokens != case.tokens {
         return Err(Mismatch::new(format!("heard {tokens:?}, {:?} was recorded", case.tokens)));

@@ -134,7 +134,7 @@ pub struct ModelBuilder<'a> {
     self_test: SelfTest,
     tokens: usize,
     /// Folders of adapters, with their scales.
-    adapters: Vec<(PathBuf, f32)>,
+    adapters: Vec<(Arc<dyn Source>, f32)>,
 }
 
 /// The source of the weights.
@@ -327,8 +327,13 @@ impl<'a> ModelBuilder<'a> {
     /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
     /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several
     /// adapters add up. For adapters that share a model, see [`Model::with_adapter`].
-    pub fn adapter(mut self, folder: impl Into<PathBuf>, scale: f32) -> Self {
-        self.adapters.push((folder.into(), scale));
+    pub fn adapter(self, folder: impl Into<PathBuf>, scale: f32) -> Self {
+        self.adapter_from_source(Arc::new(FolderSource::new(&folder.into())), scale)
+    }
+
+    /// Adds the adapter of a folder, wherever that is.
+    pub fn adapter_from_source(mut self, folder: Arc<dyn Source>, scale: f32) -> Self {
+        self.adapters.push((folder, scale));
         self
     }
 
@@ -390,9 +395,7 @@ impl<'a> ModelBuilder<'a> {
     /// Reads the adapters before the long work.
     fn read_adapters(&self, configured: &dyn Configured) -> Result<Vec<Adapter>> {
         let names = configured.tensor_names();
-        let read =
-            |(folder, scale): &(PathBuf, f32)| Adapter::read(&FolderSource::new(folder), &names, *scale);
-        self.adapters.iter().map(read).collect()
+        self.adapters.iter().map(|(folder, scale)| Adapter::read(&**folder, &names, *scale)).collect()
     }
 
     /// Compares some blocks of the model and its head on the device with the same blocks on the CPU: each
