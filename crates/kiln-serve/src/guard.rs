@@ -12,7 +12,10 @@ use axum::{
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::{HEADER_BYTES, error::ApiError};
+use crate::error::ApiError;
+
+/// Most bytes of the headers of a request.
+pub(crate) const HEADER_BYTES: usize = 32 << 10;
 
 type Hash = [u8; 32];
 

@@ -7,7 +7,7 @@ use std::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::http::StatusCode;
@@ -17,12 +17,14 @@ use kiln::{
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tokio::{sync::Mutex, time};
+use tokio::sync::Mutex;
+use web_time::Instant;
 
 use crate::{
     ServeOptions,
     error::ApiError,
     metrics::Metrics,
+    tasks,
     worker::{Turns, Worker},
 };
 
@@ -307,10 +309,8 @@ impl Models {
         }
         // In a task of its own: a client that leaves while it loads does not lose the work.
         let (models, slot) = (self.clone(), slot.clone());
-        let task = tokio::spawn(async move { models.load(&slot).await });
-        let failed =
-            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed while it was loaded");
-        task.await.map_err(failed)?
+        let load = async move { models.load(&slot).await };
+        tasks::to_its_end(load).await.ok_or_else(failed)?
     }
 
     async fn load(&self, slot: &Slot) -> Result<Arc<Served>, ApiError> {
@@ -329,16 +329,14 @@ impl Models {
                 if begun.elapsed() > BUSY_TIME {
                     return Err(busy());
                 }
-                time::sleep(LOOK).await;
+                tasks::pause(LOOK).await;
             }
         }
         loop {
             tracing::info!(target: "kiln::serve", "{} is loaded", slot.name);
             let (load, common, name) = (load.clone(), self.common.clone(), slot.name.clone());
             let start = move || load().and_then(|model| Served::start(&name, model, &common));
-            let failed =
-                |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed while it was loaded");
-            match tokio::task::spawn_blocking(start).await.map_err(failed)? {
+            match tasks::apart(start).await.ok_or_else(failed)? {
                 Ok(served) => {
                     let served = Arc::new(served);
                     slot.set(Some(served.clone()));
@@ -438,6 +436,10 @@ impl Slot {
 
 fn milliseconds(time: Option<Duration>) -> u64 {
     time.map_or(u64::MAX, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn failed() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed while it was loaded")
 }
 
 fn busy() -> ApiError {

@@ -1,30 +1,29 @@
-//! The thread that owns the device: it takes requests, runs the turns of the engine, and tells readers what
+//! The task that owns the device: it takes requests, runs the turns of the engine, and tells readers what
 //! happened.
 
 use std::{
     collections::{HashMap, VecDeque},
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-        mpsc as blocking,
     },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    task::Poll,
+    time::Duration,
 };
 
 use axum::http::StatusCode;
-use kiln::{
-    Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Share, Stats, StopReason,
-    expert::read_back::block_on,
-};
+use kiln::{Engine, Error, Event, GeneratedText, Model, Piece, RequestId, Result, Share, Stats, StopReason};
 use tokio::sync::{
     OwnedSemaphorePermit, Semaphore,
     mpsc::{self, error::TrySendError},
     oneshot,
 };
+use web_time::Instant;
 
-use crate::{ServeOptions, error::ApiError, metrics::ModelMetrics};
+use crate::{ServeOptions, error::ApiError, metrics::ModelMetrics, tasks::Task};
 
 /// Number of events that a reader may be behind before its request is cancelled.
 const BEHIND: usize = 1024;
@@ -56,9 +55,9 @@ pub(crate) type Events = mpsc::Receiver<(usize, Told)>;
 pub(crate) type Make = Box<dyn Fn(&Model) -> Result<GeneratedText<'static>> + Send>;
 
 /// A computation between two turns of the engine. It takes its own turn among the models.
-type Compute = Box<dyn FnOnce(&Model, &Turns) + Send>;
+type Compute = Box<dyn FnOnce(Model, Turns) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// A message from a handler to the thread.
+/// A message from a handler to the task.
 enum Work {
     Choices(Vec<Job>),
     Call(Compute),
@@ -85,13 +84,13 @@ struct Running {
     _place: OwnedSemaphorePermit,
 }
 
-/// The engine's thread, as handlers see it.
+/// The engine's task, as handlers see it.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    work: blocking::Sender<Work>,
+    work: mpsc::UnboundedSender<Work>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
-    thread: JoinHandle<()>,
+    task: Task,
 }
 
 /// Lets the engines of several models compute in turn.
@@ -107,14 +106,14 @@ pub(crate) struct Counts {
     /// Bytes of caches on devices, and of caches of beginnings of prompts in host memory.
     cache_bytes: AtomicUsize,
     prefix_bytes: AtomicUsize,
-    /// Whether the thread has panicked.
+    /// Whether the task has panicked.
     failed: AtomicBool,
     /// Mean time of a choice, in milliseconds, in which recent ones count more.
     milliseconds: AtomicU64,
 }
 
 impl Worker {
-    /// Starts the thread.
+    /// Starts the task.
     pub(crate) fn start(
         model: Model,
         options: &ServeOptions,
@@ -134,23 +133,23 @@ impl Worker {
             milliseconds: AtomicU64::new(1000),
         };
         let counts = Arc::new(counts);
-        let (work, queued) = blocking::channel();
+        let (work, mut queued) = mpsc::unbounded_channel();
         let places = Arc::new(Semaphore::new(rows + queue));
         let own = counts.clone();
-        let run = move || {
+        let run = async move || {
             let mut readers = HashMap::new();
-            let turns = || turns(&model, engine, &queued, &mut readers, &own, &metrics, &turns_of_all);
-            if catch_unwind(AssertUnwindSafe(turns)).is_err() {
+            let turns = turns(&model, engine, &mut queued, &mut readers, &own, &metrics, &turns_of_all);
+            if has_panicked(turns).await {
                 own.failed.store(true, Ordering::Relaxed);
                 for running in readers.into_values() {
                     _ = running.reader.try_send((running.choice, Told::Failed(failed())));
                 }
             }
         };
-        let thread = thread::Builder::new().name("engine".to_owned()).spawn(run);
-        let thread =
-            thread.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
-        Ok(Self { work, places, counts, thread })
+        let task = Task::start("engine", run);
+        let task =
+            task.map_err(|e| Error::Execution(format!("the thread of the engine does not start: {e}")))?;
+        Ok(Self { work, places, counts, task })
     }
 
     /// Ends all answers with an error.
@@ -158,10 +157,10 @@ impl Worker {
         _ = self.send(Work::Stop);
     }
 
-    /// Ends the thread, and waits for it.
+    /// Ends the task, and waits for it.
     pub(crate) fn end(self) {
         drop(self.work);
-        _ = self.thread.join();
+        self.task.join();
     }
 
     /// Submits the choices of a request: all, or none. Each is accepted or fails before the first piece. A
@@ -181,29 +180,34 @@ impl Worker {
     }
 
     /// Computes something between two turns of the engine.
-    pub(crate) async fn call<T: Send + 'static>(
+    pub(crate) async fn call<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        compute: impl FnOnce(&Model) -> T + Send + 'static,
+        compute: impl FnOnce(Model) -> F + Send + 'static,
     ) -> Result<T, ApiError> {
         let _place = self.places.clone().try_acquire_owned().map_err(|_| self.busy())?;
         let (sender, result) = oneshot::channel();
-        self.send(Work::Call(Box::new(move |model, turns| {
-            let _turn = turns.blocking_lock();
+        let compute = async move |model: Model, turns: Turns| {
+            let _turn = turns.lock().await;
             // Nobody waits any more for one that was cancelled.
             if !sender.is_closed() {
-                _ = sender.send(compute(model));
+                _ = sender.send(compute(model).await);
             }
-        })))?;
+        };
+        self.send(Work::Call(Box::new(|model, turns| Box::pin(compute(model, turns)))))?;
         result.await.map_err(|_| failed())
     }
 
     /// Computes something long between two turns of the engine. It takes its own turns among the models.
-    pub(crate) fn run(&self, compute: impl FnOnce(&Turns) + Send + 'static) -> Result<(), ApiError> {
+    pub(crate) fn run<F: Future<Output = ()> + 'static>(
+        &self,
+        compute: impl FnOnce(Turns) -> F + Send + 'static,
+    ) -> Result<(), ApiError> {
         let place = self.places.clone().try_acquire_owned().map_err(|_| self.busy())?;
-        self.send(Work::Call(Box::new(move |_, turns| {
-            compute(turns);
+        let compute = async move |turns| {
+            compute(turns).await;
             drop(place);
-        })))
+        };
+        self.send(Work::Call(Box::new(|_, turns| Box::pin(compute(turns)))))
     }
 
     fn send(&self, work: Work) -> Result<(), ApiError> {
@@ -248,11 +252,21 @@ fn failed() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine failed; restart the server")
 }
 
+/// Runs a future to its end, or until it panics.
+async fn has_panicked(future: impl Future<Output = ()>) -> bool {
+    let mut future = pin!(future);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(polled) => polled.map(|()| false),
+        Err(_) => Poll::Ready(true),
+    })
+    .await
+}
+
 /// Runs until all [`Worker`]s are gone and nothing is left to do.
-fn turns(
+async fn turns(
     model: &Model,
     mut engine: Engine<GeneratedText<'static>>,
-    queued: &blocking::Receiver<Work>,
+    queued: &mut mpsc::UnboundedReceiver<Work>,
     readers: &mut HashMap<RequestId, Running>,
     counts: &Counts,
     metrics: &ModelMetrics,
@@ -263,17 +277,17 @@ fn turns(
     let mut before = 0;
     loop {
         if engine.is_idle() && deferred.is_empty() {
-            match queued.recv() {
-                Ok(work) => take(work, model, &mut engine, readers, &mut deferred, turns_of_all),
-                Err(_) => return,
+            match queued.recv().await {
+                Some(work) => take(work, model, &mut engine, readers, &mut deferred, turns_of_all).await,
+                None => return,
             }
         }
         while let Ok(work) = queued.try_recv() {
-            take(work, model, &mut engine, readers, &mut deferred, turns_of_all);
+            take(work, model, &mut engine, readers, &mut deferred, turns_of_all).await;
         }
         deferred.retain(|job: &Job| !job.reader.is_closed());
         if readers.len() < before || engine.is_idle() {
-            let _turn = turns_of_all.blocking_lock();
+            let _turn = turns_of_all.lock().await;
             while let Some(job) = deferred.pop_front() {
                 if let Some(job) = begin(job, model, &mut engine, readers) {
                     deferred.push_front(job);
@@ -282,7 +296,7 @@ fn turns(
             }
         }
         before = readers.len();
-        let _turn = turns_of_all.blocking_lock();
+        let _turn = turns_of_all.lock().await;
         let gone: Vec<_> =
             readers.iter().filter(|(_, running)| running.reader.is_closed()).map(|(id, _)| *id).collect();
         for id in gone {
@@ -290,7 +304,7 @@ fn turns(
             engine.cancel(id);
         }
         observe(&engine, readers.len(), deferred.len(), counts, metrics);
-        let events = block_on(engine.step());
+        let events = engine.step().await;
         // A client that has its whole answer finds it counted as ended.
         let ending = events.iter().filter(|event| !matches!(event, Event::Output(..))).count();
         observe(&engine, readers.len().saturating_sub(ending), deferred.len(), counts, metrics);
@@ -317,7 +331,7 @@ fn observe(
     metrics.observe(running.saturating_sub(waiting), waiting, counts.rows);
 }
 
-fn take(
+async fn take(
     work: Work,
     model: &Model,
     engine: &mut Engine<GeneratedText<'static>>,
@@ -327,14 +341,14 @@ fn take(
 ) {
     match work {
         Work::Choices(jobs) => {
-            let _turn = turns.blocking_lock();
+            let _turn = turns.lock().await;
             for job in jobs {
                 // In the order of arrival.
                 let waits = if deferred.is_empty() { begin(job, model, engine, readers) } else { Some(job) };
                 deferred.extend(waits);
             }
         }
-        Work::Call(compute) => compute(model, turns),
+        Work::Call(compute) => compute(model.clone(), turns.clone()).await,
         Work::Stop => {
             for (id, running) in readers.drain() {
                 engine.cancel(id);
@@ -436,9 +450,9 @@ mod tests {
         let options = ServeOptions { rows: 1, queue: 1, prefix_bytes: 0, ..ServeOptions::default() };
         let worker = Worker::start(model, &options, Metrics::new().of("demo"), Turns::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        assert_eq!(runtime.block_on(worker.call(|model| model.sizes().heads > 0)), Ok(true));
+        assert_eq!(runtime.block_on(worker.call(async |model| model.sizes().heads > 0)), Ok(true));
         assert!(!worker.has_failed());
-        let error = runtime.block_on(worker.call(|_| panic!("a test"))).unwrap_err();
+        let error = runtime.block_on(worker.call(async |_| panic!("a test"))).unwrap_err();
         assert!(error.message.contains("restart the server"), "{error:?}");
         for _ in 0..500 {
             if worker.has_failed() && worker.submit(Vec::new(), Share::default()).is_err() {

@@ -7,21 +7,19 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::{
     Json,
     body::Body,
     http::{StatusCode, header},
-    response::{
-        IntoResponse, Response, Sse,
-        sse::{Event, KeepAlive},
-    },
+    response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::{Stream, StreamExt, stream};
 use kiln::{AnswerPart, GeneratedToken, Piece, Stats, StopReason};
 use serde_json::{Value, json};
+use web_time::Instant;
 
 use super::{
     now,
@@ -31,11 +29,9 @@ use super::{
 use crate::{
     error::ApiError,
     models::Served,
+    tasks::kept_open,
     worker::{End, Events, Make, Told},
 };
-
-/// Time after which a comment keeps a quiet stream open.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The form of an answer in an API.
 pub(super) trait Form: Send + Sized + 'static {
@@ -296,8 +292,7 @@ fn events(frames: impl Stream<Item = Frame> + Send + 'static) -> Response {
         let event = Event::default().data(data);
         Ok::<_, Infallible>(name.into_iter().fold(event, Event::event))
     };
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
-    Sse::new(frames.map(event)).keep_alive(keep_alive).into_response()
+    kept_open(Sse::new(frames.map(event)))
 }
 
 fn lines(frames: impl Stream<Item = Frame> + Send + 'static) -> Response {

@@ -11,7 +11,6 @@ use axum::{
 use futures_util::stream;
 use kiln::{
     AudioReader, Error, Result, Segment, SubtitleFormat, Subtitles, Task, Transcriber, Transcript, Word,
-    expert::read_back::block_on,
 };
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
@@ -105,8 +104,8 @@ async fn answer(
     let (told, mut steps) = mpsc::channel(BEHIND);
     // A model is not unloaded while it transcribes, though the client may have left.
     let own = served.clone();
-    let compute = move |turns: &Turns| {
-        transcribe_all(&transcriber, &name, bytes, turns, &told);
+    let compute = async move |turns: Turns| {
+        transcribe_all(&transcriber, &name, bytes, &turns, &told).await;
         drop(own);
     };
     served.worker.run(compute)?;
@@ -219,7 +218,7 @@ impl Upload {
 }
 
 /// Transcribes a recording, and tells its segments. Other models compute between two of them.
-fn transcribe_all(
+async fn transcribe_all(
     transcriber: &Transcriber,
     name: &str,
     bytes: Vec<u8>,
@@ -231,14 +230,14 @@ fn transcribe_all(
         Ok(transcript) => transcript,
         Err(error) => {
             let why = kiln::expert::plain(&error.to_string());
-            _ = told.blocking_send(Told::Failed(ApiError::field("file", why)));
+            _ = told.send(Told::Failed(ApiError::field("file", why))).await;
             return;
         }
     };
     loop {
         let step = {
-            let _turn = turns.blocking_lock();
-            block_on(transcript.next_segment())
+            let _turn = turns.lock().await;
+            transcript.next_segment().await
         };
         let (step, is_last) = match step {
             Some(Ok(segment)) => (Told::Segment(segment), false),
@@ -249,7 +248,7 @@ fn transcribe_all(
             }
         };
         // Nobody waits any more for one that was cancelled.
-        if told.blocking_send(step).is_err() || is_last {
+        if told.send(step).await.is_err() || is_last {
             return;
         }
     }

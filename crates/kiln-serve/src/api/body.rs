@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, tasks};
 
 /// Time within which a body must have come.
 const BODY_TIME: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 
 /// Waits for the end of a body.
 pub(super) async fn in_time<T>(read: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-    tokio::time::timeout(BODY_TIME, read).await.unwrap_or_else(|_| {
+    tasks::within(BODY_TIME, read).await.unwrap_or_else(|| {
         let why = format!("the body did not come within {} s", BODY_TIME.as_secs());
         Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why))
     })
@@ -54,11 +54,11 @@ pub(super) async fn apart<T: Send + 'static>(
     static PLACES: Semaphore = Semaphore::const_new(2);
     let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be read");
     let place = PLACES.acquire().await.map_err(|_| failed())?;
-    let task = tokio::task::spawn_blocking(move || {
+    let compute = move || {
         let _place = place;
         compute()
-    });
-    task.await.map_err(|_| failed())?
+    };
+    tasks::apart(compute).await.ok_or_else(failed)?
 }
 
 /// Parses a body, and names the place of a fault.

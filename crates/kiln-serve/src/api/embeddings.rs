@@ -65,10 +65,10 @@ pub(super) async fn compute(
             });
         }
         let pooling = served.pooling;
-        let compute = move |model: &Model| {
+        let compute = async move |model: Model| {
             let inputs = group.into_iter().map(EmbeddingInput::from);
             let request = model.embed(inputs.collect::<Vec<_>>()).pooling(pooling);
-            request.dimensions(dimensions).truncate(truncate).run()
+            request.dimensions(dimensions).truncate(truncate).run_async().await
         };
         let computed = served.worker.call(compute).await??;
         vectors.extend(computed.vectors);

@@ -19,12 +19,9 @@ mod settings;
 mod tools;
 mod turn;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::SystemTime,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use axum::{
@@ -38,6 +35,7 @@ use axum::{
 use kiln::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use web_time::SystemTime;
 
 pub(crate) use self::answer::finish_reason;
 use self::body::{Body, apart, fields, parsed};

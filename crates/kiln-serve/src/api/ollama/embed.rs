@@ -1,10 +1,11 @@
 //! `/api/embed`, and the older `/api/embeddings`
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use web_time::Instant;
 
 use super::{KeepAlive, keep};
 use crate::{
