@@ -12,4 +12,9 @@ env -u CARGO_TARGET_DIR cargo install --quiet --debug wasm-bindgen-cli --version
 cargo build --profile web --target "$target" --no-default-features -p kiln-web
 built=${CARGO_TARGET_DIR:-target}/$target/web/kiln_web.wasm
 "$tools/bin/wasm-bindgen" --target web --remove-name-section --remove-producers-section --out-dir web/kiln-web/module "$built"
+# The page of the server, for a model in the browser.
+cp crates/kiln-serve/page/page.js crates/kiln-serve/page/page.css web/
+sed 's/src="page.js"/src="local.js"/' crates/kiln-serve/page/index.html >web/index.html
+# What the page for conformance compares with.
+rm -rf web/fixtures && mkdir web/fixtures && cp -R tests/fixtures/transformers-5.23.0 web/fixtures/
 ls -l web/kiln-web/module/*.wasm

@@ -39,6 +39,8 @@ const PATIENCE = 240_000;
 class Site {
     /** Requests for files of models. */
     asked = [];
+    /** Further folders, by the beginnings of their addresses. */
+    folders = {};
     /** What to do wrong: `offline`, `cut` in the middle of weights, `damage` their bytes. */
     fault = undefined;
 
@@ -52,7 +54,11 @@ class Site {
     answer(request, response) {
         const path = new URL(request.url, this.address).pathname;
         if (path === "/") return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>test</title>");
-        if (path.startsWith("/package/")) return this.send(request, response, join(root, "web/kiln-web", path.slice(9)));
+        if (path.startsWith("/web/fixtures/")) return this.send(request, response, join(root, "tests", path.slice(5)));
+        if (path.startsWith("/web/")) return this.send(request, response, join(root, path));
+        for (const [begin, folder] of Object.entries(this.folders)) {
+            if (path.startsWith(begin)) return this.send(request, response, join(folder, path.slice(begin.length)));
+        }
         this.asked.push(path);
         if (this.fault === "offline") return request.socket.destroy();
         const file = /^\/hub\/api\//.test(path) ? undefined : path.split("/").pop();
@@ -74,7 +80,7 @@ class Site {
         if (!statSync(file, { throwIfNoEntry: false })?.isFile()) return response.writeHead(404).end();
         let bytes = readFileSync(file);
         if (fault === "damage") bytes = Buffer.from(bytes.map((byte, at) => (at === bytes.length - 5 ? byte ^ 1 : byte)));
-        const types = { ".js": "text/javascript", ".wasm": "application/wasm" };
+        const types = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html", ".css": "text/css" };
         const headers = { "content-type": types[extname(file)] ?? "application/octet-stream", etag: '"1"', "accept-ranges": "bytes" };
         const begin = Number(/^bytes=(\d+)-$/.exec(request.headers.range ?? "")?.[1] ?? 0);
         if (begin) headers["content-range"] = `bytes ${begin}-${bytes.length - 1}/${bytes.length}`;
@@ -129,8 +135,7 @@ async function open(browser, site) {
     page.on("pageerror", (error) => page.complaints.push(String(error)));
     await page.goto(site.address);
     await page.evaluate(async () => {
-        const { Model } = await import("/package/index.js");
-        window.Model = Model;
+        Object.assign(window, await import("/web/kiln-web/index.js"));
         /** The message of the error of `work`. */
         window.error = async (work) => {
             try {
@@ -229,6 +234,92 @@ async function run(name, browser) {
         const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24 });
         same(answer, text);
     });
+    const QUESTIONS = ["What news?", "Who are you?", "Speak.", "Where is the king?"];
+    const ask = { temperature: 0, max_tokens: 8 };
+    await check(`${name}: OpenAI's form gives the same answer, whole and streamed`, async () => {
+        const [answer, whole, streamed, usage] = await page.evaluate(async (content, ask) => {
+            const messages = [{ role: "user", content }];
+            const answer = await model.chat(messages, { do_sample: false, max_new_tokens: ask.max_tokens }).text();
+            const create = (body) => model.openai.chat.completions.create({ messages, ...ask, ...body });
+            const { choices, usage } = await create({});
+            let streamed = "";
+            for await (const { choices } of await create({ stream: true })) streamed += choices[0]?.delta.content ?? "";
+            return [answer, choices[0].message.content, streamed, usage];
+        }, QUESTIONS[0], ask);
+        equal([whole, streamed], [answer, answer]);
+        equal(usage.completion_tokens, ask.max_tokens);
+    });
+    await check(`${name}: answers that are asked for at once are those of each alone`, async () => {
+        const [together, alone] = await page.evaluate(async (questions, ask) => {
+            const answer = async (content) => (await model.openai.chat.completions.create({ messages: [{ role: "user", content }], ...ask, logprobs: true })).choices[0];
+            const together = await Promise.all(questions.map(answer));
+            const alone = [];
+            for (const question of questions) alone.push(await answer(question));
+            return [together, alone];
+        }, QUESTIONS, ask);
+        equal(together, alone);
+    });
+    await check(`${name}: an address of the server gives the native text`, async () => {
+        const text = await page.evaluate(async (prompt) => {
+            const body = JSON.stringify({ model: model.facts.name, prompt, max_tokens: 8, temperature: 0 });
+            const response = await model.fetch("/v1/completions", { method: "POST", headers: { "content-type": "application/json" }, body });
+            return (await response.json()).choices[0].text;
+        }, PROMPT);
+        same({ text }, native(PROMPT, 8));
+    });
+    await check(`${name}: a schema is kept to, and a cache chosen`, async () => {
+        const value = await page.evaluate(async () => {
+            const schema = { type: "object", properties: { year: { type: "integer", minimum: 1, maximum: 9 } }, required: ["year"], additionalProperties: false };
+            const { choices } = await model.openai.chat.completions.create({
+                messages: [{ role: "user", content: "When?" }],
+                response_format: { type: "json_schema", json_schema: { name: "when", schema } },
+                kiln: { cache: "quantized:nbits=4" },
+                seed: 1,
+                max_tokens: 40,
+            });
+            return JSON.parse(choices[0].message.content);
+        });
+        if (!(value.year >= 1 && value.year <= 9)) throw new Error(JSON.stringify(value));
+    });
+    await check(`${name}: an answer of the server that is given up ends`, async () => {
+        const running = await page.evaluate(async () => {
+            const body = { messages: [{ role: "user", content: "Go on." }], max_tokens: 300, ignore_eos: true, stream: true };
+            for await (const _ of await model.openai.chat.completions.create(body)) break;
+            for (let turns = 0; turns < 200; turns++) {
+                const { running } = await (await model.fetch("/health")).json();
+                if (!running) return 0;
+                await new Promise((resolve) => setTimeout(resolve, 50));
+            }
+            return "still running";
+        });
+        equal(running, 0);
+    });
+    const openaiFolder = modules && join(modules, "openai");
+    if (openaiFolder && statSync(openaiFolder, { throwIfNoEntry: false })) {
+        site.folders["/openai/"] = openaiFolder;
+        await check(`${name}: OpenAI's own client works with the page's fetch`, async () => {
+            const text = await page.evaluate(async (content, ask) => {
+                const { default: OpenAI } = await import("/openai/index.mjs");
+                const client = new OpenAI({ apiKey: "none", baseURL: `${location.origin}/v1`, fetch: model.fetch, dangerouslyAllowBrowser: true });
+                const stream = await client.chat.completions.create({ model: model.facts.name, messages: [{ role: "user", content }], ...ask, stream: true });
+                let text = "";
+                for await (const { choices } of stream) text += choices[0]?.delta.content ?? "";
+                return text;
+            }, QUESTIONS[0], ask);
+            if (!text.trim()) throw new Error("there is no answer");
+        });
+    }
+    await check(`${name}: recordings of Transformers`, async () => {
+        const { summary } = await page.evaluate(async () => await conformance("/web/fixtures/transformers-5.23.0/", { filter: "llama/greedy" }));
+        equal([summary.failed, summary.passed > 2], [0, true]);
+    });
+    await check(`${name}: a check can be stopped`, async () => {
+        const stopped = async () => {
+            const controller = new AbortController();
+            return await error(() => conformance("/web/fixtures/transformers-5.23.0/", { filter: "llama/", onCase: () => controller.abort(), signal: controller.signal }));
+        };
+        matches(await page.evaluate(stopped), /AbortError/);
+    });
     const refusals = [
         ["a setting that nobody knows", () => model.generate("a", { temprature: 1 }).text(), /SettingError: unknown setting `temprature`/],
         ["a cache that nobody knows", () => model.generate("a", { cache: "elastic" }).text(), /SettingError: unknown cache strategy `elastic`/],
@@ -237,6 +328,9 @@ async function run(name, browser) {
         ["a cache that the model cannot have", () => model.generate("a", { cache: "sliding" }).text(), /SettingError: .*window/],
         ["a conversation that is none", () => model.chat({ messages: "a" }).text(), /SettingError: conversation: .*sequence/],
         ["embeddings without pooling", () => model.embed(["a"]), /SettingError: pooling/],
+        ["a field that nobody knows", () => model.openai.chat.completions.create({ messages: [], temprature: 1 }), /APIError: .*temprature/],
+        ["a model that is not there", () => model.openai.embeddings.create({ model: "other", input: "a" }), /APIError: .*other/],
+        ["a folder without recordings", () => conformance("/demo/"), /ModelError: .*cases.json/],
         ["an option that nobody knows", () => Model.load("/demo/", { dytpe: "f32" }), /SettingError: .*dytpe/],
         ["a name that is no model's", () => Model.load("demo"), /ModelError: .*write ORG\/NAME/],
         ["a quant that a repository does not have", () => Model.load("kiln/demo:Q4_K_M", { hub: `${location.origin}/hub` }), /ModelError: .*has no GGUF files/],
@@ -304,6 +398,40 @@ async function run(name, browser) {
     await check(`${name}: nothing complained`, async () => {
         // Browsers report each request that fails.
         equal(page.complaints.filter((line) => !/Failed to load resource|ERR_|NetworkError|404/.test(line)), []);
+    });
+    for (const [file, wanted] of [["index.html", /Models run in this browser/], ["conformance.html", /Compare/], ["doctor.html", /maxBufferSize/]]) {
+        await check(`${name}: ${file} opens`, async () => {
+            const other = await browser.newPage();
+            const complaints = [];
+            other.on("pageerror", (error) => complaints.push(String(error)));
+            await other.goto(`${site.address}/web/${file}`, { waitUntil: "load" });
+            await other.waitForFunction((wanted) => new RegExp(wanted).test(document.body.innerText), {}, wanted.source);
+            equal(complaints, []);
+            await other.close();
+        });
+    }
+    await check(`${name}: the page of the server chats with a model in the browser`, async () => {
+        const other = await browser.newPage();
+        await other.goto(`${site.address}/web/index.html`);
+        await other.type("input[name=source]", "/demo/");
+        await other.click("#load");
+        await other.waitForFunction(() => document.getElementById("model").value === "demo", { timeout: PATIENCE });
+        await other.click("#settings-summary");
+        await other.type("[name=max_tokens]", "6");
+        await other.type("#question", "What news?");
+        await other.click("#send");
+        await other.waitForFunction(() => /6 tokens/.test(document.querySelector(".figures")?.textContent), { timeout: PATIENCE });
+        equal(await other.$eval("#failure", (failure) => failure.textContent), "");
+        await other.close();
+    });
+    await check(`${name}: the page for conformance compares`, async () => {
+        const other = await browser.newPage();
+        await other.goto(`${site.address}/web/conformance.html`);
+        await other.type("input[name=filter]", "mel/");
+        await other.click("#start");
+        await other.waitForFunction(() => /passed/.test(document.getElementById("status").textContent), { timeout: PATIENCE });
+        matches(await other.$eval("#status", (status) => status.textContent), / 2 passed, 0 failed, 0 skipped$/);
+        await other.close();
     });
     site.server.close();
 }

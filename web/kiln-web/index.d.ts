@@ -14,10 +14,10 @@ export interface LoadOptions {
 }
 
 export interface Progress {
-    stage: "download" | "load";
+    stage: "download" | "load" | "compare";
     /** Name of the file that is downloaded. */
     file?: string;
-    /** Bytes. */
+    /** Bytes, or kernels. */
     loaded: number;
     total?: number;
 }
@@ -84,15 +84,61 @@ export interface Answer extends AsyncIterable<string> {
     abort(): void;
 }
 
+type Create = (body: Record<string, unknown>, options?: { signal?: AbortSignal }) => Promise<any>;
+
+/** Each `create` resolves to the object of OpenAI's API; with `stream: true`, to an async iterable of its events. */
+export interface OpenAI {
+    chat: { completions: { create: Create } };
+    completions: { create: Create };
+    responses: { create: Create };
+    embeddings: { create: Create };
+    audio: { transcriptions: { create: Create }; translations: { create: Create } };
+    models: { list(): Promise<any> };
+}
+
 export class Model {
     /** `source`: a model on the hub, `ORG/NAME[:FILE or QUANT][@REVISION]`, an address, or files. */
     static load(source: string | URL | Iterable<File>, options?: LoadOptions): Promise<Model>;
     static stored(): Promise<{ url: string; bytes: number; complete: boolean }[]>;
     static forget(beginning?: string): Promise<void>;
     readonly facts: Facts;
+    /** Answers a request as `kiln serve` does: for clients of OpenAI, Anthropic and ollama that take a `fetch`. */
+    readonly fetch: typeof globalThis.fetch;
+    /** An object like OpenAI's client; `model` may be left out. */
+    readonly openai: OpenAI;
     generate(prompt: string, options?: GenerateOptions): Answer;
     chat(conversation: Message[] | { messages: Message[]; tools?: object[] }, options?: GenerateOptions): Answer;
     embed(texts: string[]): Promise<Float32Array[]>;
     count(text: string): Promise<number>;
     dispose(): void;
 }
+
+export interface CaseResult {
+    /** `MODEL/CASE` */
+    name: string;
+    cache: string;
+    outcome: "ok" | "failed" | "skipped" | "differs";
+    /** Largest difference of logits. */
+    max_dlogit?: number | null;
+    why?: string;
+    reason?: string;
+}
+
+export interface Adapter {
+    version: string;
+    adapter: string;
+    api: string;
+    driver: string;
+    class: string;
+}
+
+/** Compares this browser's GPU with recordings of Transformers: a fixture folder. */
+export function conformance(
+    source: string | URL | Iterable<File>,
+    options?: { filter?: string; cache?: string; onCase?: (result: CaseResult) => void; onProgress?: (progress: Progress) => void; signal?: AbortSignal },
+): Promise<Adapter & { summary: { passed: number; failed: number; skipped: number; differ: number } }>;
+
+/** Compares the kernels of this browser's GPU with their references. */
+export function doctor(options?: { full?: boolean; onProgress?: (progress: Progress) => void; signal?: AbortSignal }): Promise<
+    Adapter & { kernels: { kernel: string; path: string; dtype: string; compared: number; wrong: number; why: string | null }[] }
+>;

@@ -1,5 +1,7 @@
 // Language models on the visitor's GPU: the API for pages. All work is done in a worker.
 
+import { openai } from "./openai.js";
+
 /** What a model was told to load, and where it runs. See index.d.ts for all types. */
 export class Model {
     #worker;
@@ -8,6 +10,10 @@ export class Model {
     constructor(worker, facts) {
         this.#worker = worker;
         this.#facts = facts;
+        /** Answers a request as `kiln serve` does: for clients of OpenAI, Anthropic and ollama that take a `fetch`. */
+        this.fetch = (input, init) => fetchFrom(worker, input, init);
+        /** An object like OpenAI's client. */
+        this.openai = openai(this.fetch, facts.name);
     }
 
     /** Loads a model: from an address, a repository of the hub, or files that the visitor chose. */
@@ -15,7 +21,7 @@ export class Model {
         const worker = new Remote();
         try {
             const files = typeof source === "string" || source instanceof URL ? String(source) : Array.from(source);
-            const facts = await worker.call("load", { source: files, options }, { onProgress, signal });
+            const facts = await worker.call("load", { source: files, options }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
             return new Model(worker, facts);
         } catch (error) {
             worker.end(error);
@@ -65,6 +71,21 @@ export class Model {
     }
 }
 
+/**
+ * Compares this browser's GPU with recordings of Transformers: a fixture folder at an address that ends with `/`, or the
+ * files of one. `onCase` gets each result.
+ */
+export async function conformance(source, { filter, cache, onCase, onProgress, signal } = {}) {
+    const files = typeof source === "string" || source instanceof URL ? String(source) : Array.from(source);
+    const onEvent = ({ line, progress }) => (line ? onCase?.(line) : onProgress?.(progress));
+    return await once("conformance", { source: files, filter, cache }, { onEvent, signal });
+}
+
+/** Compares the kernels of this browser's GPU with their references: a few inputs of each, or all (`full`). */
+export async function doctor({ full, onProgress, signal } = {}) {
+    return await once("doctor", { full }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
+}
+
 /** The text of an answer, piece by piece. */
 class Answer {
     #pieces = [];
@@ -75,12 +96,12 @@ class Answer {
     constructor(worker, method, values, signal) {
         signal?.addEventListener("abort", () => this.abort(), { once: true });
         if (signal?.aborted) this.abort();
-        const onPiece = (piece) => {
+        const onEvent = ({ piece }) => {
             this.#pieces.push(piece);
             this.#wake();
         };
         /** Counts and times, once the answer has ended. */
-        this.outcome = worker.call(method, values, { onPiece, signal: this.#controller.signal });
+        this.outcome = worker.call(method, values, { onEvent, signal: this.#controller.signal });
         // Whoever reads the pieces gets the error there.
         this.outcome.catch(() => {}).finally(() => {
             this.#over = true;
@@ -131,17 +152,16 @@ class Remote {
     #panic;
 
     constructor() {
-        this.#worker.onmessage = ({ data: { call, result, error, piece, progress, panic } }) => {
-            if (panic) {
-                this.#panic = panic;
+        this.#worker.onmessage = ({ data }) => {
+            if (data.panic) {
+                this.#panic = data.panic;
                 return;
             }
-            const waiting = this.#calls.get(call);
-            if (piece !== undefined) return waiting?.onPiece?.(piece);
-            if (progress) return waiting?.onProgress?.(progress);
-            this.#calls.delete(call);
-            if (error) waiting?.reject(Object.assign(new Error(error.message), { name: error.name }));
-            else waiting?.resolve(result);
+            const waiting = this.#calls.get(data.call);
+            if (!("result" in data) && !data.error) return waiting?.onEvent?.(data);
+            this.#calls.delete(data.call);
+            if (data.error) waiting?.reject(Object.assign(new Error(data.error.message), { name: data.error.name }));
+            else waiting?.resolve(data.result);
         };
         this.#worker.onerror = (event) => {
             event.preventDefault?.();
@@ -150,11 +170,11 @@ class Remote {
         };
     }
 
-    call(method, values, { onPiece, onProgress, signal } = {}) {
+    call(method, values, { onEvent, signal } = {}) {
         if (this.#ended) return Promise.reject(this.#ended);
         const call = ++this.#last;
         return new Promise((resolve, reject) => {
-            this.#calls.set(call, { resolve, reject, onPiece, onProgress });
+            this.#calls.set(call, { resolve, reject, onEvent });
             this.#worker.postMessage({ call, method, values });
             const abort = () => this.#worker.postMessage({ abort: call });
             if (signal?.aborted) abort();
@@ -170,10 +190,38 @@ class Remote {
     }
 }
 
-async function once(method, values) {
+/** Passes a request to the worker. */
+async function fetchFrom(worker, input, init) {
+    const address = input instanceof Request ? input : new URL(input, self.location.href);
+    const request = new Request(address, init);
+    const { pathname, search } = new URL(request.url);
+    const body = new Uint8Array(await request.arrayBuffer());
+    const values = { method: request.method, path: pathname + search, headers: Array.from(request.headers), body };
+    const controller = new AbortController();
+    const abort = () => controller.abort();
+    request.signal.addEventListener("abort", abort, { once: true });
+    if (request.signal.aborted) abort();
+    return await new Promise((resolve, reject) => {
+        let stream;
+        const start = (controller) => (stream = controller);
+        const onEvent = ({ head, bytes }) => {
+            if (bytes) return stream.enqueue(bytes);
+            const isEmpty = [204, 205, 304].includes(head.status);
+            const content = new ReadableStream({ start, cancel: abort });
+            resolve(new Response(isEmpty ? null : content, head));
+        };
+        const done = worker.call("fetch", values, { onEvent, signal: controller.signal });
+        done.then(
+            () => stream?.close(),
+            (error) => (stream ? stream.error(error) : reject(error)),
+        ).catch(() => {}); // The reader has left.
+    });
+}
+
+async function once(method, values, options) {
     const worker = new Remote();
     try {
-        return await worker.call(method, values);
+        return await worker.call(method, values, options);
     } finally {
         worker.end(new Error("the worker has ended"));
     }

@@ -27,6 +27,30 @@ export async function collect(source, { hub, signal, onBytes, hasher }) {
     return await ofFolder(url, { signal, onBytes });
 }
 
+/** The names and Blobs of the files of a fixture folder: at an address that ends with `/`, or chosen. */
+export async function fixtures(source, { signal, onBytes }) {
+    if (Array.isArray(source)) return chosen(source);
+    const base = new URL(source, self.location.href).href;
+    const files = [];
+    for (const name of ["cases.json", "tensors.safetensors"]) {
+        files.push([name, await needed(base + name, { signal, onBytes: onBytes(name) })]);
+    }
+    const { cases } = JSON.parse(await files[0][1].text());
+    const named = (kind, names) => Array.from(new Set(names.filter(Boolean)), (name) => `${kind}/${name}/`);
+    const models = named("models", cases.flatMap(({ model, kwargs }) => [model, kwargs?.assistant_model]));
+    const withoutFolder = ["models/proc/", "models/quant/", "models/mel/"];
+    for (const folder of models.filter((folder) => !withoutFolder.includes(folder))) {
+        const own = await ofFolder(base + folder, { signal, onBytes: (name) => onBytes(folder + name) });
+        files.push(...own.map(([name, blob]) => [folder + name, blob]));
+    }
+    for (const folder of named("adapters", cases.map(({ kwargs }) => kwargs?.adapter))) {
+        for (const name of ["adapter_config.json", "adapter_model.safetensors"]) {
+            files.push([folder + name, await needed(base + folder + name, { signal, onBytes: onBytes(folder + name) })]);
+        }
+    }
+    return files;
+}
+
 async function needed(url, options) {
     const blob = await download(url, options);
     if (!blob) throw fileError(`${url}: there is no such file`);

@@ -37,12 +37,14 @@ async function withFile(place, name, work) {
     }
 }
 
-const writeNote = (place, name, note) =>
-    withFile(place, `${name}.json`, (access) => {
+const writeText = (place, name, text) =>
+    withFile(place, name, (access) => {
         access.truncate(0);
-        access.write(new TextEncoder().encode(JSON.stringify(note)), { at: 0 });
+        access.write(new TextEncoder().encode(text), { at: 0 });
         access.flush();
     });
+
+const writeNote = (place, name, note) => writeText(place, `${name}.json`, JSON.stringify(note));
 
 async function remove(place, name) {
     for (const entry of [`${name}.json`, name]) await place.removeEntry(entry).catch(() => {});
@@ -208,6 +210,27 @@ async function hashOf(blob, hasher) {
         hash.update(new Uint8Array(await blob.slice(at, at + (1 << 24)).arrayBuffer()));
     }
     return hash.hex();
+}
+
+const VERDICTS = "self-test.txt";
+
+/** The results of comparisons of kernels that this browser made, in this version; empty if there are none. */
+export async function readVerdicts() {
+    try {
+        const place = await folder();
+        const { browser, verdicts } = JSON.parse(await (await (await place.getFileHandle(VERDICTS)).getFile()).text());
+        return browser === navigator.userAgent ? verdicts : "";
+    } catch {
+        return "";
+    }
+}
+
+/** Keeps them. If that fails, the next load compares again. */
+export async function writeVerdicts(verdicts) {
+    const place = await folder();
+    if (!place || !verdicts) return;
+    const text = JSON.stringify({ browser: navigator.userAgent, verdicts });
+    await writeText(place, VERDICTS, text).catch(() => {});
 }
 
 /** What is stored: addresses, bytes, and whether all have arrived. */

@@ -10,7 +10,8 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 
-/// Files that Kiln reads from a model folder besides the weights. Chat templates in `additional_chat_templates/` are added.
+/// Files that Kiln reads from a model folder besides the weights. Chat templates in
+/// `additional_chat_templates/` are added.
 pub const TEXTS: [&str; 8] = [
     CONFIG,
     "generation_config.json",

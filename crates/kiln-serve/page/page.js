@@ -1,4 +1,5 @@
 // The chat page of `kiln serve`. Everything that comes from the server or the user is shown as text, never as HTML.
+// `web/local.js` uses it for a model in the browser, which answers in place of a server.
 
 const element = (id) => document.getElementById(id);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
@@ -46,7 +47,8 @@ async function request(path, body, signal) {
     if (key) headers.authorization = `Bearer ${key}`;
     if (body) headers["content-type"] = "application/json";
     const method = body ? "POST" : "GET";
-    const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(() => {
+    const ask = globalThis.kilnFetch ?? fetch;
+    const response = await ask(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(() => {
         throw new Failure("The server does not answer. Is it still running?");
     });
     if (response.ok) return response;
@@ -249,7 +251,7 @@ let wake = () => {};
 let isPollWanted = false;
 let needsKey = false;
 
-function pollSoon() {
+export function pollSoon() {
     isPollWanted = true;
     wake();
 }
@@ -300,7 +302,7 @@ async function poll() {
     element("key-button").hidden = !key && !needsKey;
 }
 
-async function showModels() {
+export async function showModels() {
     const { data } = await (await request("v1/models")).json();
     fill("model", data.map(({ id }) => [id, id]));
     element("model").disabled = data.length < 2;

@@ -3,22 +3,28 @@
 //!
 //! Settings and facts cross the border as JSON, files as objects that read without waiting.
 #![cfg(target_family = "wasm")]
+// The futures of the conformance runner are deep.
+#![recursion_limit = "256"]
 
+mod checks;
 mod choice;
 mod console;
 mod files;
 mod hash;
 mod model;
+mod service;
 
 use std::panic;
 
 use kiln::Error;
 use wasm_bindgen::prelude::*;
 
+pub use checks::{conformance, doctor};
 pub use choice::{choose_files, read_spec, shards_of, text_files};
 pub use files::WebFile;
 pub use hash::Sha256;
-pub use model::WebModel;
+pub use model::{WebModel, verdicts};
+pub use service::WebResponse;
 
 #[allow(unsafe_code, reason = "the linker makes it")]
 unsafe extern "C" {

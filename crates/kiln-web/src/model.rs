@@ -7,21 +7,25 @@ use kiln::{
     Conversation, DtypeChoice, Error, GeneratedText, GenerationConfig, Grammar, Model, ModelBuilder, Plan,
     Request, StopReason,
     device::DeviceName,
-    expert::{RenderOptions, SelfTest, plain},
+    expert::{RenderOptions, SelfTest, keep_verdicts, kept_verdicts, plain},
 };
+use kiln_serve::Service;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use wasm_bindgen::prelude::*;
 
 use crate::{
     files::{WebFile, WebSource},
-    thrown,
+    service, thrown,
 };
 
 /// A model on the GPU of the browser.
 #[wasm_bindgen]
 #[derive(Debug)]
-pub struct WebModel(Model);
+pub struct WebModel {
+    model: Model,
+    service: Service,
+}
 
 /// Options for loading a model.
 #[derive(Debug, Default, Deserialize)]
@@ -36,6 +40,8 @@ struct LoadOptions {
     memory: Option<u64>,
     /// Whether the kernels are compared with their references before use.
     self_test: Option<bool>,
+    /// The results of earlier comparisons, as [`verdicts`] told them.
+    verdicts: String,
 }
 
 /// Options of a request that are no settings of Transformers.
@@ -84,6 +90,10 @@ impl WebModel {
                 &(progress.total as f64).into(),
             );
         };
+        // Texts of another version are of no use.
+        if keep_verdicts(&options.verdicts).is_err() {
+            keep_verdicts("").map_err(|e| thrown(&e))?;
+        }
         let when = if options.self_test == Some(false) { SelfTest::Never } else { SelfTest::Once };
         let loaded = async {
             let dtype: DtypeChoice = options.dtype.as_deref().unwrap_or("auto").parse()?;
@@ -93,12 +103,13 @@ impl WebModel {
                 builder.device(DeviceName::Wgpu(None)).dtype(dtype).plan(plan).memory(options.memory);
             builder.self_test(when).on_progress(told).load_async().await
         };
-        loaded.await.map(Self).map_err(|e| thrown(&e))
+        let started = loaded.await.and_then(|model| Ok(Self { service: service::start(&model)?, model }));
+        started.map_err(|e| thrown(&e))
     }
 
     /// Facts about the model and its device, as JSON.
     pub fn facts(&self) -> String {
-        let (model, info) = (&self.0, &self.0.opened().info);
+        let (model, info) = (&self.model, &self.model.opened().info);
         json!({
             "name": model.name(),
             "dtype": model.dtype().name(),
@@ -127,7 +138,7 @@ impl WebModel {
     ) -> Result<String, JsValue> {
         let options = Options::read(&options).map_err(|e| thrown(&e))?;
         let plan = options.cache.clone();
-        answered(options.applied(self.0.generate(prompt)), self.plan(plan), &on_piece).await
+        answered(options.applied(self.model.generate(prompt)), self.plan(plan), &on_piece).await
     }
 
     /// Answers a conversation: `messages`, and what else the template of the model takes.
@@ -143,10 +154,10 @@ impl WebModel {
         let conversation: Conversation = parsed("conversation", &conversation)?;
         let request = || {
             let options = Options::read(&options)?;
-            let template = self.0.chat_templates().choose(conversation.tools.is_some())?;
+            let template = self.model.chat_templates().choose(conversation.tools.is_some())?;
             let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
             let plan = options.cache.clone();
-            Ok((options.applied(self.0.answer(&template, &conversation, &render)?), plan))
+            Ok((options.applied(self.model.answer(&template, &conversation, &render)?), plan))
         };
         let (request, plan) = request().map_err(|e| thrown(&e))?;
         answered(request, self.plan(plan), &on_piece).await
@@ -157,7 +168,7 @@ impl WebModel {
     /// # Errors
     /// An `Error` that is named after its kind.
     pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Float32Array>, JsValue> {
-        let embeddings = self.0.embed(texts).run_async().await.map_err(|e| thrown(&e))?;
+        let embeddings = self.model.embed(texts).run_async().await.map_err(|e| thrown(&e))?;
         Ok(embeddings.vectors.iter().map(|vector| Float32Array::from(&vector[..])).collect())
     }
 
@@ -166,14 +177,24 @@ impl WebModel {
     /// # Errors
     /// An `Error` if the model has no tokenizer.
     pub fn count(&self, text: &str) -> Result<usize, JsValue> {
-        Ok(self.0.encode(text).map_err(|e| thrown(&e))?.len())
+        Ok(self.model.encode(text).map_err(|e| thrown(&e))?.len())
     }
 }
 
+/// The results of the comparisons of kernels, for the next load in this browser.
+#[wasm_bindgen]
+pub fn verdicts() -> Option<String> {
+    kept_verdicts()
+}
+
 impl WebModel {
+    pub(crate) fn service(&self) -> &Service {
+        &self.service
+    }
+
     /// The caches of a request that asked for these.
     fn plan(&self, asked: Option<Plan>) -> Plan {
-        asked.unwrap_or_else(|| self.0.plan().clone())
+        asked.unwrap_or_else(|| self.model.plan().clone())
     }
 }
 

@@ -47,7 +47,7 @@ pub use crate::{
     model::name_of,
     out_of_memory::usable,
     saved::SavedCache,
-    self_test::{Agreement, ModelVerdict, SelfTest, interrupted},
+    self_test::{Agreement, ModelVerdict, SelfTest, interrupted, keep_verdicts, kept_verdicts},
 };
 
 /// The choice of an implementation for each kernel, and records of which one ran.

@@ -18,7 +18,7 @@ use kiln_weights::Format;
 pub(crate) use model::Ends;
 pub use model::{Agreement, ModelVerdict};
 use record::Record;
-pub use record::interrupted;
+pub use record::{interrupted, keep_verdicts, kept_verdicts};
 
 /// When the kernels of a device are compared with their references before use, and a model on the device with
 /// the same model on the CPU.

@@ -13,7 +13,7 @@ use std::{
 
 use etcetera::BaseStrategy;
 use kiln_core::{
-    Result,
+    Error, Result,
     files::{self, Held},
 };
 use web_time::Instant;
@@ -31,6 +31,32 @@ const HANGS: Duration = Duration::from_secs(10);
 /// The records of this process that hold the file of the note, for [`interrupted`].
 static NOTED: Mutex<Vec<Weak<Mutex<RecordState>>>> = Mutex::new(Vec::new());
 
+/// The verdicts of a program without files; `None`: it has none to keep.
+static KEPT: Mutex<Option<Verdicts>> = Mutex::new(None);
+
+/// Gives the self-test the verdicts that [`kept_verdicts`] returned in an earlier run; an empty text the
+/// first time. For programs without a cache folder, such as pages in a browser: the kernels of a GPU are then
+/// not compared again at each load.
+///
+/// # Errors
+/// [`Error::Setting`] for another text.
+pub fn keep_verdicts(text: &str) -> Result<()> {
+    let wrong = |e: serde_json::Error| Error::Setting { name: "verdicts", why: format!("are no JSON: {e}") };
+    let verdicts =
+        if text.is_empty() { Verdicts::new() } else { serde_json::from_str(text).map_err(wrong)? };
+    *kept() = Some(verdicts);
+    Ok(())
+}
+
+/// The verdicts of this run and of those before it, if [`keep_verdicts`] was called.
+pub fn kept_verdicts() -> Option<String> {
+    kept().as_ref().and_then(|verdicts| serde_json::to_string(verdicts).ok())
+}
+
+fn kept() -> MutexGuard<'static, Option<Verdicts>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Names of untrusted parts. A key is `DEVICE | TEST`, where `DEVICE` includes the driver and the version of
 /// Kiln, and `TEST` is all that the result depends on besides; or `DEVICE | crashes`.
 type Verdicts = BTreeMap<String, BTreeSet<String>>;
@@ -44,7 +70,7 @@ pub(super) struct Record(Arc<Mutex<RecordState>>);
 struct RecordState {
     /// The device, with its driver and the version of Kiln.
     device: String,
-    /// Path of the file of verdicts; `None`: nothing is stored.
+    /// Path of the file of verdicts; `None`: they are in memory, if the program keeps them.
     file: Option<PathBuf>,
     /// The file of the note, locked; `None` if another process holds it, or if it cannot be opened.
     note: Option<Held>,
@@ -196,12 +222,18 @@ impl RecordState {
     /// The stored verdicts. Empty if there are none or they cannot be read; they are created again.
     fn verdicts(&self) -> Verdicts {
         let read = |file: &PathBuf| serde_json::from_slice(&files::try_read(file, LONGEST).ok()??).ok();
-        self.file.as_ref().and_then(read).unwrap_or_default()
+        match &self.file {
+            Some(file) => read(file).unwrap_or_default(),
+            None => kept().clone().unwrap_or_default(),
+        }
     }
 
     /// Stores verdicts. If they cannot be written, the test is repeated at the next load.
     fn remember(&self, verdicts: &Verdicts) {
-        let Some(file) = &self.file else { return };
+        let Some(file) = &self.file else {
+            kept().iter_mut().for_each(|kept| kept.clone_from(verdicts));
+            return;
+        };
         let written =
             file.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| e.to_string()).and_then(|()| {
                 let text = serde_json::to_vec_pretty(verdicts).map_err(|e| e.to_string())?;
@@ -253,7 +285,7 @@ impl Drop for RecordState {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-    use kiln_core::{Error, read_back};
+    use kiln_core::read_back;
 
     use super::*;
 
@@ -290,6 +322,22 @@ mod tests {
             verdict(&Record::of("a".to_owned(), None), "f32", true, never()).is_err(),
             "there is no file"
         );
+    }
+
+    #[test]
+    fn verdicts_are_kept_by_a_program_without_files() {
+        let record = || Record::of("kept".to_owned(), None);
+        assert_eq!(verdict(&record(), "f32", true, Ok(names(&["linear"]))), Ok(names(&["linear"])));
+        assert!(verdict(&record(), "f32", true, never()).is_err(), "nobody keeps them");
+        keep_verdicts("").unwrap();
+        assert_eq!(verdict(&record(), "f32", true, Ok(names(&["linear"]))), Ok(names(&["linear"])));
+        assert_eq!(verdict(&record(), "f32", true, never()), Ok(names(&["linear"])));
+        let kept = kept_verdicts().unwrap();
+        keep_verdicts("").unwrap();
+        assert!(verdict(&record(), "f32", true, never()).is_err(), "they were forgotten");
+        keep_verdicts(&kept).unwrap();
+        assert_eq!(verdict(&record(), "f32", true, never()), Ok(names(&["linear"])));
+        assert!(keep_verdicts("[1]").is_err());
     }
 
     #[test]

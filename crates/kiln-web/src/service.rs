@@ -1,0 +1,113 @@
+//! Requests in the forms of OpenAI, Anthropic and ollama, as `kiln serve` answers them.
+
+use std::{cell::Cell, fmt};
+
+use futures_util::{StreamExt, stream};
+use js_sys::Uint8Array;
+use kiln::{EXACT_ROWS, Model, Plan};
+use kiln_serve::{
+    Body, ServeOptions, ServedModel, Service,
+    http::{Request, Response},
+};
+use wasm_bindgen::prelude::*;
+
+use crate::model::WebModel;
+
+/// The caches that requests may ask for by `kiln.cache`: the visitor is the only user.
+const PLANS: [&str; 8] =
+    ["dynamic", "static", "sliding", "sink", "quantized", "quantized:nbits=4", "quantized:nbits=2", "none"];
+
+/// Starts the engine of a model.
+pub(crate) fn start(model: &Model) -> kiln::Result<Service> {
+    let plans = PLANS.iter().map(|name| Plan::named(name)).collect::<kiln::Result<_>>()?;
+    let served = ServedModel::loaded(model.name(), model.clone());
+    // Prompts are computed anew: the memory of a page is small.
+    let options = ServeOptions { rows: EXACT_ROWS, plans, prefix_bytes: 0, ..ServeOptions::default() };
+    Service::new(vec![served], options)
+}
+
+type Stream = stream::Abortable<kiln_serve::BodyDataStream>;
+
+/// A response, whose body comes in pieces.
+#[wasm_bindgen]
+pub struct WebResponse {
+    status: u16,
+    headers: String,
+    /// Away while the next piece is awaited.
+    body: Cell<Option<Stream>>,
+    abort: stream::AbortHandle,
+}
+
+impl fmt::Debug for WebResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebResponse").field("status", &self.status).finish_non_exhaustive()
+    }
+}
+
+#[wasm_bindgen]
+impl WebModel {
+    /// Answers a request. `headers`: JSON, an array of names and values.
+    ///
+    /// # Errors
+    /// An `Error` if it is no request.
+    pub async fn fetch(
+        &self,
+        method: String,
+        path: String,
+        headers: String,
+        body: Vec<u8>,
+    ) -> Result<WebResponse, JsValue> {
+        let wrong = |why: String| JsValue::from(JsError::new(&why));
+        let headers: Vec<(String, String)> =
+            serde_json::from_str(&headers).map_err(|e| wrong(e.to_string()))?;
+        let mut request = Request::builder().method(&*method).uri(path);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Body::from(body)).map_err(|e| wrong(e.to_string()))?;
+        Ok(WebResponse::of(self.service().call(request).await))
+    }
+}
+
+#[wasm_bindgen]
+impl WebResponse {
+    #[wasm_bindgen(getter)]
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// JSON, an array of names and values.
+    #[wasm_bindgen(getter)]
+    pub fn headers(&self) -> String {
+        self.headers.clone()
+    }
+
+    /// The next piece of the body; `undefined` at its end.
+    ///
+    /// # Errors
+    /// An `Error` if the body breaks off.
+    pub async fn next(&self) -> Result<Option<Uint8Array>, JsValue> {
+        let Some(mut body) = self.body.take() else { return Ok(None) };
+        let Some(piece) = body.next().await else { return Ok(None) };
+        self.body.set(Some(body));
+        let piece = piece.map_err(|e| JsError::new(&e.to_string()))?;
+        Ok(Some(Uint8Array::from(&piece[..])))
+    }
+
+    /// Ends the body, and what computes it.
+    pub fn abort(&self) {
+        self.abort.abort();
+        self.body.take();
+    }
+}
+
+impl WebResponse {
+    fn of(response: Response<Body>) -> Self {
+        let (head, body) = response.into_parts();
+        let headers = head.headers.iter();
+        let headers = headers.map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())));
+        let headers = serde_json::json!(headers.collect::<Vec<_>>()).to_string();
+        let (body, abort) = stream::abortable(body.into_data_stream());
+        Self { status: head.status.as_u16(), headers, body: Cell::new(Some(body)), abort }
+    }
+}

@@ -1,0 +1,83 @@
+// The page of `kiln serve`, for a model in this browser: a form loads it, and its `fetch` takes the place of the server.
+
+import { Model } from "./kiln-web/index.js";
+
+const FORM = `
+    <form id="source" class="bar" autocomplete="off">
+        <label>Load <input name="source" list="examples" size="36" required
+            placeholder="ORG/NAME[:QUANT] of the hub, or an address"></label>
+        <datalist id="examples">
+            <option value="bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M"></option>
+            <option value="HuggingFaceTB/SmolLM2-360M-Instruct"></option>
+            <option value="Qwen/Qwen3-0.6B"></option>
+        </datalist>
+        <button id="load">Load</button>
+        <label>or files <input id="files" type="file" multiple></label>
+        <button type="button" id="cancel" hidden>Cancel</button>
+        <progress id="progress" hidden></progress>
+        <a href="conformance.html">conformance</a>
+        <a href="doctor.html">doctor</a>
+    </form>
+    <p id="loading" role="status">Models run in this browser, and nothing that you write leaves it.</p>
+    <p id="failure" class="error" role="alert"></p>`;
+
+const element = (id) => document.getElementById(id);
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+
+let model;
+let controller;
+/** The page waits for its first answer until there is a model. */
+let ready;
+const loaded = new Promise((resolve) => (ready = resolve));
+globalThis.kilnFetch = async (path, init) => {
+    await loaded;
+    return await model.fetch(path, init);
+};
+
+function tell(status, failure = "") {
+    element("loading").textContent = status;
+    element("failure").textContent = failure;
+}
+
+function onProgress({ stage, file, loaded, total }) {
+    const progress = element("progress");
+    progress.hidden = false;
+    if (total) [progress.value, progress.max] = [loaded, total];
+    else progress.removeAttribute("value");
+    const of = total ? `${megabytes(loaded)} of ${megabytes(total)}` : megabytes(loaded);
+    tell(stage === "download" ? `Fetching ${file}: ${of}` : `Loading to the GPU: ${of}`);
+}
+
+async function load(source) {
+    controller = new AbortController();
+    const disable = (is) => {
+        for (const id of ["load", "files"]) element(id).disabled = is;
+        element("cancel").hidden = !is;
+    };
+    disable(true);
+    try {
+        const next = await Model.load(source, { onProgress, signal: controller.signal });
+        model?.dispose();
+        model = next;
+        ready();
+        const { parameters, weightBytes, adapter } = model.facts;
+        tell(`${(parameters / 1e6).toFixed(0)} million parameters, ${megabytes(weightBytes)} on ${adapter || "the GPU"}.`);
+        await page.showModels();
+        page.pollSoon();
+        element("question").focus();
+    } catch (error) {
+        tell(model ? `${model.facts.name} is still loaded.` : "", error.name === "AbortError" ? "" : error.message);
+    }
+    element("progress").hidden = true;
+    disable(false);
+}
+
+document.querySelector("header").insertAdjacentHTML("afterbegin", FORM);
+element("status").textContent = "";
+element("source").addEventListener("submit", (event) => {
+    event.preventDefault();
+    load(event.target.elements.source.value.trim());
+});
+element("files").addEventListener("change", ({ target }) => target.files.length && load(Array.from(target.files)));
+element("cancel").addEventListener("click", () => controller.abort());
+const page = await import("./page.js");
