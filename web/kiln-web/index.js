@@ -20,7 +20,7 @@ export class Model {
     static async load(source, { onProgress, signal, ...options } = {}) {
         const worker = new Remote();
         try {
-            const files = typeof source === "string" || source instanceof URL ? String(source) : Array.from(source);
+            const files = isName(source) ? addressOf(source) : Array.from(source);
             const facts = await worker.call("load", { source: files, options }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
             return new Model(worker, facts);
         } catch (error) {
@@ -76,7 +76,7 @@ export class Model {
  * files of one. `onCase` gets each result.
  */
 export async function conformance(source, { filter, cache, onCase, onProgress, signal } = {}) {
-    const files = typeof source === "string" || source instanceof URL ? String(source) : Array.from(source);
+    const files = isName(source) ? new URL(source, base()).href : Array.from(source);
     const onEvent = ({ line, progress }) => (line ? onCase?.(line) : onProgress?.(progress));
     return await once("conformance", { source: files, filter, cache }, { onEvent, signal });
 }
@@ -190,9 +190,17 @@ class Remote {
     }
 }
 
-/** Passes a request to the worker. */
+const isName = (source) => typeof source === "string" || source instanceof URL;
+
+/** Addresses are relative to the page, as everywhere; the worker is somewhere else. */
+const base = () => globalThis.document?.baseURI ?? self.location.href;
+
+/** A whole address; the name of a model on the hub stays as it is. */
+const addressOf = (source) => (/^(https?:|\.{0,2}\/)/.test(source) ? new URL(source, base()).href : String(source));
+
+/** Passes a request to the worker. Paths are those of the server. */
 async function fetchFrom(worker, input, init) {
-    const address = input instanceof Request ? input : new URL(input, self.location.href);
+    const address = input instanceof Request ? input : new URL(input, self.location.origin);
     const request = new Request(address, init);
     const { pathname, search } = new URL(request.url);
     const body = new Uint8Array(await request.arrayBuffer());

@@ -27,15 +27,19 @@ export async function collect(source, { hub, signal, onBytes, hasher }) {
     return await ofFolder(url, { signal, onBytes });
 }
 
-/** The names and Blobs of the files of a fixture folder: at an address that ends with `/`, or chosen. */
-export async function fixtures(source, { signal, onBytes }) {
+/**
+ * The names and Blobs of the files of a fixture folder, as far as cases with `filter` in `MODEL/CASE` need them. It is at
+ * an address that ends with `/`, or was chosen.
+ */
+export async function fixtures(source, filter, { signal, onBytes }) {
     if (Array.isArray(source)) return chosen(source);
     const base = new URL(source, self.location.href).href;
     const files = [];
     for (const name of ["cases.json", "tensors.safetensors"]) {
         files.push([name, await needed(base + name, { signal, onBytes: onBytes(name) })]);
     }
-    const { cases } = JSON.parse(await files[0][1].text());
+    const all = JSON.parse(await files[0][1].text()).cases;
+    const cases = all.filter(({ model, case: name }) => `${model}/${name}`.includes(filter));
     const named = (kind, names) => Array.from(new Set(names.filter(Boolean)), (name) => `${kind}/${name}/`);
     const models = named("models", cases.flatMap(({ model, kwargs }) => [model, kwargs?.assistant_model]));
     const withoutFolder = ["models/proc/", "models/quant/", "models/mel/"];

@@ -59,15 +59,15 @@ const calls = {
 
     count: (_, { text }) => model.count(text),
 
-    async conformance(call, { source, filter, cache }, signal) {
+    async conformance(call, { source, filter = "", cache }, signal) {
         await start();
         const onBytes = (file) => (loaded, total) => self.postMessage({ call, progress: { stage: "download", file, loaded, total } });
-        const files = await fixtures(source, { signal, onBytes });
+        const files = await fixtures(source, filter, { signal, onBytes });
         const onCase = (line) => {
             signal.throwIfAborted();
             self.postMessage({ call, line: JSON.parse(line) });
         };
-        const result = await inTurn(signal, () => conformance(opened(files), filter ?? "", cache, onCase)).catch((error) => {
+        const result = await inTurn(signal, () => conformance(opened(files), filter, cache, onCase)).catch((error) => {
             signal.throwIfAborted();
             throw error;
         });
