@@ -126,6 +126,8 @@ pub(super) struct Choice {
     /// The tokens whose log-probabilities were not told.
     tokens: Vec<GeneratedToken>,
     pub(super) end: Option<End>,
+    /// Number of its tokens that the answer counts.
+    counted: usize,
 }
 
 impl Choice {
@@ -162,8 +164,13 @@ impl Answer {
                 None => return Err(ended()),
             }
         }
-        let choice =
-            || Choice { reader: reader.clone(), message: Message::default(), tokens: Vec::new(), end: None };
+        let choice = || Choice {
+            reader: reader.clone(),
+            message: Message::default(),
+            tokens: Vec::new(),
+            end: None,
+            counted: 0,
+        };
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             // Two runs of the server differ in the time.
@@ -229,6 +236,8 @@ impl Answer {
         let choice = &mut self.choices[index];
         let was_reasoning = choice.reader.is_reasoning();
         let parts = choice.reader.push(&piece.text);
+        choice.counted += piece.tokens.len();
+        self.usage.generated += piece.tokens.len();
         if was_reasoning || choice.reader.is_reasoning() {
             self.usage.reasoning += piece.tokens.len();
         }
@@ -240,7 +249,7 @@ impl Answer {
 
     fn end(&mut self, index: usize, end: End, stats: &Stats) -> Step {
         self.open -= 1;
-        self.usage.generated += stats.generated;
+        self.usage.generated += stats.generated.saturating_sub(self.choices[index].counted);
         if index.is_multiple_of(self.n) {
             self.usage.cached += stats.reused;
         }

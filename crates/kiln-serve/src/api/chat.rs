@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     Body, Server,
     answer::{Answer, Form, Frame, Step},
-    fields, logprobs, openai, parsed,
+    fields, logprobs,
+    openai::{self, Counts},
+    parsed,
     reader::Message as Read,
     settings::Settings,
     turn::Turn,
@@ -42,7 +44,7 @@ pub(super) async fn complete(
     let served = models.get(Some(settings.model()?)).await?;
     let choices = settings.choices(&served, key)?;
     let answer = turn.begin(served, choices).await?;
-    let form = Chat { counts: settings.includes_usage() };
+    let form = Chat { counts: settings.counts() };
     answer.respond(form, settings.stream).await
 }
 
@@ -128,8 +130,7 @@ pub(super) fn message(at: usize, mut own: Map<String, Value>) -> Result<Message,
 
 /// OpenAI's form of a chat.
 struct Chat {
-    /// Whether the last chunk of a stream counts tokens.
-    counts: bool,
+    counts: Counts,
 }
 
 impl Form for Chat {
@@ -149,7 +150,7 @@ impl Form for Chat {
 
     fn begin(&mut self, answer: &mut Answer) -> Vec<Frame> {
         let delta = json!({ "role": "assistant", "content": "" });
-        (0..answer.choices.len()).map(|index| chunk(answer, index, &delta, None)).collect()
+        (0..answer.choices.len()).map(|index| self.chunk(answer, index, &delta, None)).collect()
     }
 
     fn step(
@@ -174,21 +175,18 @@ impl Form for Chat {
                 }
                 _ => continue,
             };
-            frames.push(chunk(answer, choice, &delta, None));
+            frames.push(self.chunk(answer, choice, &delta, None));
         }
         if is_last || (frames.is_empty() && answer.has_tokens(choice)) {
             let reason = answer.finish_reason(choice);
-            frames.push(chunk(answer, choice, &json!({}), reason));
+            frames.push(self.chunk(answer, choice, &json!({}), reason));
         }
         frames
     }
 
     fn end(&mut self, answer: &mut Answer) -> Vec<Frame> {
-        openai::end(self.counts.then(|| {
-            let mut chunk = openai::frame(answer, "chatcmpl", "chat.completion.chunk", Vec::new());
-            chunk["usage"] = openai::usage(&answer.usage);
-            chunk
-        }))
+        let last = openai::frame(answer, "chatcmpl", "chat.completion.chunk", Vec::new());
+        openai::end(answer, last, self.counts)
     }
 
     fn error(&mut self, error: &ApiError) -> Vec<Frame> {
@@ -196,11 +194,14 @@ impl Form for Chat {
     }
 }
 
-/// An event for a change of a choice, with the log-probabilities of tokens whose are not told.
-fn chunk(answer: &mut Answer, index: usize, delta: &Value, reason: Option<&str>) -> Frame {
-    let logprobs = if answer.has_tokens(index) { next_logprobs(answer, index) } else { Value::Null };
-    let choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "delta": delta });
-    Frame::new(&openai::frame(answer, "chatcmpl", "chat.completion.chunk", vec![choice]))
+impl Chat {
+    /// An event for a change of a choice, with the log-probabilities of tokens whose are not told.
+    fn chunk(&self, answer: &mut Answer, index: usize, delta: &Value, reason: Option<&str>) -> Frame {
+        let logprobs = if answer.has_tokens(index) { next_logprobs(answer, index) } else { Value::Null };
+        let choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "delta": delta });
+        let chunk = openai::frame(answer, "chatcmpl", "chat.completion.chunk", vec![choice]);
+        openai::chunk(answer, chunk, self.counts)
+    }
 }
 
 /// The log-probabilities of the next tokens of a choice; null if none were asked for.

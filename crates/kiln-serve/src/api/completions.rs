@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     Body, Server,
     answer::{Answer, Form, Frame, Step},
-    fields, logprobs, openai, parsed,
+    fields, logprobs,
+    openai::{self, Counts},
+    parsed,
     prompts::{Prompt, Prompts},
     reader::Reader,
     settings::{Choices, Settings},
@@ -75,7 +77,7 @@ pub(super) async fn complete(
     }
     let begins = |start: &String| if choices.prompt_logprobs.is_some() { 0 } else { start.chars().count() };
     let offsets = starts.iter().map(begins).collect();
-    let form = Text { starts, offsets, counts: settings.includes_usage() };
+    let form = Text { starts, offsets, counts: settings.counts() };
     begin(served, prompts, choices).await?.respond(form, settings.stream).await
 }
 
@@ -113,8 +115,7 @@ struct Text {
     starts: Vec<String>,
     /// Number of characters before the tokens of each choice whose log-probabilities are not told.
     offsets: Vec<usize>,
-    /// Whether the last chunk of a stream counts tokens.
-    counts: bool,
+    counts: Counts,
 }
 
 impl Text {
@@ -135,7 +136,7 @@ impl Text {
         let has_tokens = answer.has_tokens(index);
         let logprobs = if has_tokens { self.next_logprobs(answer, index) } else { Value::Null };
         let choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": reason, "text": text });
-        Frame::new(&Self::frame(answer, vec![choice]))
+        openai::chunk(answer, Self::frame(answer, vec![choice]), self.counts)
     }
 }
 
@@ -176,11 +177,7 @@ impl Form for Text {
     }
 
     fn end(&mut self, answer: &mut Answer) -> Vec<Frame> {
-        openai::end(self.counts.then(|| {
-            let mut chunk = Self::frame(answer, Vec::new());
-            chunk["usage"] = openai::usage(&answer.usage);
-            chunk
-        }))
+        openai::end(answer, Self::frame(answer, Vec::new()), self.counts)
     }
 
     fn error(&mut self, error: &ApiError) -> Vec<Frame> {

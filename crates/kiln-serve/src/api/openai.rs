@@ -5,6 +5,16 @@ use serde_json::{Value, json};
 use super::answer::{Answer, Frame, Usage};
 use crate::error::ApiError;
 
+/// The chunks of a stream that count tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counts {
+    Never,
+    /// A last one, without choices.
+    AtEnd,
+    /// Each counts the tokens so far, of all choices together.
+    Always,
+}
+
 /// An answer, or a chunk of one.
 pub(super) fn frame(answer: &Answer, prefix: &str, object: &str, choices: Vec<Value>) -> Value {
     let mut frame = json!({
@@ -29,10 +39,22 @@ pub(super) fn usage(usage: &Usage) -> Value {
     })
 }
 
-/// The last events of a stream. `counts`: a chunk without choices, if tokens are to be counted.
-pub(super) fn end(counts: Option<Value>) -> Vec<Frame> {
+/// The last events of a stream. `last`: a chunk without choices, for the number of tokens.
+pub(super) fn end(answer: &Answer, mut last: Value, counts: Counts) -> Vec<Frame> {
     let done = Frame { name: None, data: "[DONE]".to_owned() };
-    counts.map(|chunk| Frame::new(&chunk)).into_iter().chain([done]).collect()
+    if counts == Counts::Never {
+        return vec![done];
+    }
+    last["usage"] = usage(&answer.usage);
+    vec![Frame::new(&last), done]
+}
+
+/// A chunk of a stream.
+pub(super) fn chunk(answer: &Answer, mut chunk: Value, counts: Counts) -> Frame {
+    if counts == Counts::Always {
+        chunk["usage"] = usage(&answer.usage);
+    }
+    Frame::new(&chunk)
 }
 
 pub(super) fn error(error: &ApiError) -> Vec<Frame> {

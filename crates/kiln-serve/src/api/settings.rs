@@ -9,7 +9,7 @@ use kiln::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::fields;
+use super::{fields, openai::Counts};
 use crate::{error::ApiError, guard::Key, models::Served};
 
 /// Most of the likeliest tokens whose log-probabilities are told, as OpenAI has it.
@@ -75,6 +75,9 @@ pub(super) struct Own {
 pub(super) struct StreamOptions {
     #[serde(default)]
     include_usage: bool,
+    /// vLLM's: every chunk counts tokens, too.
+    #[serde(default)]
+    continuous_usage_stats: bool,
     /// Chunks are never padded.
     #[serde(default, rename = "include_obfuscation")]
     _include_obfuscation: bool,
@@ -170,8 +173,13 @@ impl Settings {
         self.model.as_deref().ok_or_else(|| ApiError::field("model", "is missing"))
     }
 
-    pub(super) fn includes_usage(&self) -> bool {
-        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    /// The chunks of a stream that count tokens.
+    pub(super) fn counts(&self) -> Counts {
+        match &self.stream_options {
+            Some(StreamOptions { include_usage: true, continuous_usage_stats: true, .. }) => Counts::Always,
+            Some(StreamOptions { include_usage: true, .. }) => Counts::AtEnd,
+            _ => Counts::Never,
+        }
     }
 
     /// Checks the settings of a request that came with this key.

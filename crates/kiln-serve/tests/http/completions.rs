@@ -39,6 +39,24 @@ fn answers_beside_each_other_equal_those_of_the_model_alone() {
                         chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
                     assert_eq!(text, want);
                     assert_eq!(chunks.last().unwrap()["usage"], answer["usage"]);
+                    assert!(chunks.iter().rev().skip(1).all(|chunk| chunk.get("usage").is_none()));
+
+                    // vLLM's; guidellm asks for it.
+                    let options = json!({ "include_usage": true, "continuous_usage_stats": true });
+                    let extra = json!({ "stream": true, "stream_options": options });
+                    let mut events = server.events("/v1/completions", &completion(prompt, seed, &extra));
+                    assert_eq!(events.pop().unwrap(), "[DONE]");
+                    let counts: Vec<(u64, u64)> = events
+                        .iter()
+                        .map(|chunk| {
+                            let usage = &serde_json::from_str::<Value>(chunk).unwrap()["usage"];
+                            let count = |field| usage[field].as_u64().unwrap();
+                            (count("prompt_tokens"), count("completion_tokens"))
+                        })
+                        .collect();
+                    assert!(counts.is_sorted() && counts[0].1 < 24, "{counts:?}");
+                    let count = |field| answer["usage"][field].as_u64().unwrap();
+                    assert_eq!(*counts.last().unwrap(), (count("prompt_tokens"), count("completion_tokens")));
                 });
             }
         });
