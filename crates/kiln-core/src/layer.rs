@@ -4,7 +4,13 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::{Result, budget::Claim, need::Stream, view::KvView};
+use crate::{
+    Result,
+    budget::Claim,
+    need::Stream,
+    read_back::{self, ReadBack},
+    view::KvView,
+};
 
 /// Memory of one block, of any kind.
 ///
@@ -84,8 +90,13 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// [`Error::Execution`](crate::Error::Execution) if the layer [cannot](Reorders::No) do it.
     fn reorder_on_device(&mut self, parents: &Parents) -> Result<()>;
 
-    /// Copies everything that a new layer needs to continue in place of this one.
-    fn save(&self) -> Result<LayerState>;
+    /// Starts to copy everything that a new layer needs to continue in place of this one.
+    fn start_saving(&self) -> Result<LayerState<ReadBack>>;
+
+    /// [`start_saving`](Self::start_saving), and waits for the copy.
+    fn save(&self) -> Result<LayerState> {
+        read_back::wait(self.start_saving()?.finish())
+    }
 
     /// Replaces the contents with those of the layer that `state` was copied from.
     ///
@@ -167,9 +178,9 @@ pub struct Usage {
     pub moved: Moved,
 }
 
-/// A copy of a layer in host memory.
+/// A copy of a layer in host memory. `LayerState<ReadBack>` is a copy that was started and has not ended.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LayerState {
+pub struct LayerState<T = TensorData> {
     /// Number of tokens seen.
     pub seq_len: usize,
     /// Number of tokens that can be truncated at any time.
@@ -177,7 +188,22 @@ pub struct LayerState {
     /// Further counters of the strategy, by name.
     pub counts: serde_json::Value,
     /// The tensors of each slot.
-    pub slots: Vec<Vec<TensorData>>,
+    pub slots: Vec<Vec<T>>,
+}
+
+impl LayerState<ReadBack> {
+    /// Waits for the data.
+    ///
+    /// # Errors
+    /// The device's error in a read.
+    pub async fn finish(self) -> Result<LayerState> {
+        let Self { seq_len, history, counts, slots: reads } = self;
+        let mut slots = Vec::with_capacity(reads.len());
+        for reads in reads {
+            slots.push(read_back::all(reads).await?);
+        }
+        Ok(LayerState { seq_len, history, counts, slots })
+    }
 }
 
 /// Keys and values, each `[batch, heads, tokens, width]`. They may differ in heads and width.

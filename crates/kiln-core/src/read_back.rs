@@ -137,6 +137,9 @@ pub async fn yield_now() {
     .await;
 }
 
+/// Whether [`wait`] can wait for a device.
+pub const CAN_WAIT: bool = !cfg!(target_family = "wasm");
+
 /// Blocks on a future of this workspace.
 ///
 /// # Errors

@@ -177,9 +177,8 @@ pub trait AnySlot {
     /// # Errors
     /// [`Error::Execution`] if the tensors are in host memory, or not [by rows](Self::is_by_rows).
     fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()>;
-    /// Copies the tensors to the host; the slot keeps them.
-    fn read(&self) -> Result<Vec<TensorData>>;
-    /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
+    /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2. The
+    /// slot keeps them.
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
     /// Returns the changes since the last call. If a shape changed, everything changed, whatever this
     /// returns.
@@ -241,10 +240,6 @@ impl<T: Tensors> AnySlot for Slot<T> {
         let why = || Error::Execution("rows of a layer cannot be selected on the device".to_owned());
         self.set(selected.ok_or_else(why)?);
         Ok(())
-    }
-
-    fn read(&self) -> Result<Vec<TensorData>> {
-        read_back::wait(read_back::all(self.start_reading(None)?))
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>> {

@@ -151,19 +151,23 @@ impl<'a> Feeder<'a> {
     }
 
     /// Copies the cache if it is to be kept at its length. A copy that fails is only missing.
-    fn keep(&mut self) {
+    async fn keep(&mut self) {
         let tokens = self.cache.seq_len();
         if let Some(at) = self.keeps.iter().position(|&keep| keep == tokens) {
             self.keeps.swap_remove(at);
-            self.kept.extend(self.copy());
+            // Boxed, because it is rare, and the compiler gives up on futures that are too deep.
+            let copy = Box::pin(self.copy()).await;
+            self.kept.extend(copy);
         }
     }
 
     /// Copies the cache; `None` if it holds nothing, cannot be copied, or may not have been written.
-    pub(crate) fn copy(&self) -> Option<Kept> {
+    pub(crate) async fn copy(&mut self) -> Option<Kept> {
         let tokens = self.cache.seq_len();
-        let rewinds = self.cache.rewind_point(1) == 1;
-        let copy = self.cache.save().ok().filter(|_| tokens > 0 && self.refusals.none_since().is_ok());
+        // `fill` waits for the device where it goes back.
+        let rewinds = read_back::CAN_WAIT && self.cache.rewind_point(1) == 1;
+        let copy = self.cache.save_async().await.ok();
+        let copy = copy.filter(|_| tokens > 0 && self.refusals.none_since().is_ok());
         copy.map(|state| Kept { tokens, state, rewinds })
     }
 
@@ -275,7 +279,7 @@ impl<'a> Feeder<'a> {
             piece.horizon = began.iter().zip(&batch.skip).map(|(began, skip)| began + len - skip).collect();
             match self.feed(piece) {
                 Ok(output) => {
-                    self.keep();
+                    self.keep().await;
                     let output = match &mut self.prompt_logprobs {
                         Some(logprobs) if matches!(self.wanted, Wanted::PromptLogprobs) => {
                             let end = next[0].end - batch.skip[0];

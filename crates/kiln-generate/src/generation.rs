@@ -420,11 +420,11 @@ impl Generation<'_> {
 
     /// Copies the cache with the prompt and the answer, and tells their tokens and scope; `None` if no prompt
     /// could begin with them, or the cache cannot be copied.
-    pub(crate) fn copy_with_answer(&self) -> Option<(Scope, Vec<TokenId>, Kept)> {
+    pub(crate) fn copy_with_answer(&mut self) -> Option<(Scope, Vec<TokenId>, Kept)> {
         let [row] = &self.rows.list[..] else { return None };
         let is_plain = self.search.is_by_row() && row.left_pad == 0;
         let (scope, _) = self.prefix_scope().filter(|_| is_plain)?;
-        let kept = self.runner.feeder.copy()?;
+        let kept = read_back::wait(async { Ok(self.runner.feeder.copy().await) }).ok()??;
         Some((scope, row.ids.get(..kept.tokens)?.to_vec(), kept))
     }
 

@@ -21,6 +21,7 @@ use kiln_core::{
         StepShape, Usage,
     },
     need::Stream,
+    read_back::ReadBack,
     slot::AnySlot,
     view::KvView,
 };
@@ -241,11 +242,12 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.on_device(|policy, _, tensors| policy.reorder_on_device(tensors, parents))
     }
 
-    fn save(&self) -> Result<LayerState> {
+    fn start_saving(&self) -> Result<LayerState<ReadBack>> {
         let (mut at, mut tensors) = (self.at.clone(), self.copied()?);
         self.policy.trim(&mut at, &mut tensors)?;
         let counts = serde_json::to_value(at.counts).map_err(|e| wrong(&e.to_string()))?;
-        let slots = tensors.slots().into_iter().map(AnySlot::read).collect::<Result<_>>()?;
+        let slots = tensors.slots().into_iter().map(|slot| slot.start_reading(None));
+        let slots = slots.collect::<Result<_>>()?;
         Ok(LayerState { seq_len: at.seq_len, history: at.history, counts, slots })
     }
 

@@ -42,7 +42,7 @@ impl ModelCache {
         if self.groups.len() > 1 {
             return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
         }
-        if self.groups.iter().any(|group| group.region.is_some()) {
+        if self.has_regions() {
             return self.snapshot().to_legacy();
         }
         self.lent.store(true, Ordering::Relaxed);
@@ -134,13 +134,40 @@ impl ModelCache {
     }
 
     /// Copies everything that a new cache needs to continue in place of this one.
+    ///
+    /// # Errors
+    /// The device's error in a read.
     pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;
-        if self.groups.iter().any(|group| group.region.is_some()) {
+        if self.has_regions() {
             return self.snapshot().save();
         }
-        let rows = self.groups.iter().filter_map(|group| group.rows).collect();
-        Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
+        let layers = self.parts().map(CacheLayer::save).collect::<Result<_>>()?;
+        Ok(CacheState { rows: self.rows_by_group(), layers })
+    }
+
+    /// [`save`](Self::save), which awaits the device, layer by layer.
+    ///
+    /// # Errors
+    /// The device's error in a read.
+    pub async fn save_async(&mut self) -> Result<CacheState> {
+        self.check_usable()?;
+        let mut copy = self.has_regions().then(|| self.snapshot());
+        let cache = copy.as_mut().unwrap_or(self);
+        let mut layers = Vec::new();
+        for part in cache.parts_mut() {
+            let started = part.start_saving()?;
+            layers.push(started.finish().await?);
+        }
+        Ok(CacheState { rows: cache.rows_by_group(), layers })
+    }
+
+    fn has_regions(&self) -> bool {
+        self.groups.iter().any(|group| group.region.is_some())
+    }
+
+    fn rows_by_group(&self) -> Vec<usize> {
+        self.groups.iter().filter_map(|group| group.rows).collect()
     }
 
     /// Replaces the contents with those of the cache that `state` was copied from. To be called on a new
