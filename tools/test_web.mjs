@@ -1,7 +1,7 @@
 // Tests the npm package web/kiln-web in headless Chromium and Firefox (or $CHROMIUM and $FIREFOX), on WebGPU in software.
 //
 //     tools/build_web.sh
-//     npm install --prefix DIR puppeteer-core@24.43.1
+//     npm install --prefix DIR puppeteer-core@24.43.1 openai@6.49.0
 //     KILN_NODE_MODULES=DIR/node_modules node tools/test_web.mjs KILN_BINARY [chrome|firefox]
 //
 // Prints a line per check.
@@ -35,13 +35,25 @@ const browsers = {
 /** Each step ends after this many milliseconds. */
 const PATIENCE = 240_000;
 
+/** The beginning of a worker whose GPU is lost when the page says so. */
+const LOSES = `const { requestDevice: given } = globalThis.GPUAdapter?.prototype ?? {};
+if (given) GPUAdapter.prototype.requestDevice = async function (...wanted) {
+    const device = await given.apply(this, wanted);
+    new BroadcastChannel("lose").onmessage = () => device.destroy();
+    return device;
+};
+`;
+/** A request for the beginning of a file. */
+const PART = /^bytes=0-\d+$/;
+
 /** A server of the package and of models, which can be told to fail. */
 class Site {
     /** Requests for files of models. */
     asked = [];
     /** Further folders, by the beginnings of their addresses. */
     folders = {};
-    /** What to do wrong: `offline`, `cut` in the middle of weights, `damage` their bytes. */
+    /** What to do wrong: `offline` for models, `down` for everything, `cut` in the middle of weights, `damage` their bytes,
+     * send them `whole` alone. */
     fault = undefined;
 
     async start() {
@@ -53,13 +65,18 @@ class Site {
 
     answer(request, response) {
         const path = new URL(request.url, this.address).pathname;
+        if (this.fault === "down") return request.socket.destroy();
         if (path === "/") return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>test</title>");
         if (path.startsWith("/web/fixtures/")) return this.send(request, response, join(root, "tests", path.slice(5)));
-        if (path.startsWith("/web/")) return this.send(request, response, join(root, path));
+        if (path === "/web/kiln-web/worker.js") {
+            const own = readFileSync(join(root, path), "utf8");
+            return response.writeHead(200, { "content-type": "text/javascript", etag: '"1"' }).end(LOSES + own);
+        }
+        if (path.startsWith("/web/")) return this.send(request, response, join(root, path.replace(/\/$/, "/index.html")));
         for (const [begin, folder] of Object.entries(this.folders)) {
             if (path.startsWith(begin)) return this.send(request, response, join(folder, path.slice(begin.length)));
         }
-        this.asked.push(path);
+        this.asked.push(PART.test(request.headers.range) ? `${path}, a part` : path);
         if (this.fault === "offline") return request.socket.destroy();
         const file = /^\/hub\/api\//.test(path) ? undefined : path.split("/").pop();
         if (!file) return this.list(response);
@@ -82,11 +99,12 @@ class Site {
         if (fault === "damage") bytes = Buffer.from(bytes.map((byte, at) => (at === bytes.length - 5 ? byte ^ 1 : byte)));
         const types = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html", ".css": "text/css" };
         const headers = { "content-type": types[extname(file)] ?? "application/octet-stream", etag: '"1"', "accept-ranges": "bytes" };
-        const begin = Number(/^bytes=(\d+)-$/.exec(request.headers.range ?? "")?.[1] ?? 0);
-        if (begin) headers["content-range"] = `bytes ${begin}-${bytes.length - 1}/${bytes.length}`;
-        const rest = bytes.subarray(begin);
-        response.writeHead(begin ? 206 : 200, { ...headers, "content-length": rest.length });
-        if (fault === "cut" && !begin) {
+        const [, first, last] = /^bytes=(\d+)-(\d*)$/.exec((fault !== "whole" && request.headers.range) || "") ?? [];
+        const begin = Number(first ?? 0);
+        const rest = bytes.subarray(begin, last ? Number(last) + 1 : undefined);
+        if (first) headers["content-range"] = `bytes ${begin}-${begin + rest.length - 1}/${bytes.length}`;
+        response.writeHead(first ? 206 : 200, { ...headers, "content-length": rest.length });
+        if (fault === "cut" && !first) {
             response.write(rest.subarray(0, rest.length >> 1));
             return setTimeout(() => request.socket.destroy(), 200);
         }
@@ -281,6 +299,18 @@ async function run(name, browser) {
         });
         if (!(value.year >= 1 && value.year <= 9)) throw new Error(JSON.stringify(value));
     });
+    await check(`${name}: a prompt that begins like an earlier one is computed from there, with the same answer`, async () => {
+        const [first, again, cold] = await page.evaluate(async () => {
+            const prompt = Array.from({ length: 300 }, (_, at) => `word ${at}`).join(" ");
+            const ask = async (end, settings) => {
+                const { choices, usage } = await model.openai.completions.create({ prompt: prompt.slice(0, 800) + end, max_tokens: 6, temperature: 0, ...settings });
+                return [choices[0].text, usage.prompt_tokens_details.cached_tokens];
+            };
+            return [await ask(" first", {}), await ask(" and again", {}), await ask(" and again", { cache_salt: "cold" })];
+        });
+        equal([first[1], cold[1], again[0]], [0, 0, cold[0]]);
+        if (!(again[1] >= 256)) throw new Error(`${again[1]} tokens were reused`);
+    });
     await check(`${name}: an answer of the server that is given up ends`, async () => {
         const running = await page.evaluate(async () => {
             const body = { messages: [{ role: "user", content: "Go on." }], max_tokens: 300, ignore_eos: true, stream: true };
@@ -345,6 +375,44 @@ async function run(name, browser) {
             matches(await page.evaluate(`error(${work})`), wanted);
         });
     }
+    await check(`${name}: the memory of a model is told before it is fetched`, async () => {
+        site.asked.length = 0;
+        const estimate = await page.evaluate(async () => await Model.estimate("/estimate/", { dtype: "f32" }));
+        equal(site.asked.filter((path) => path.endsWith("model.safetensors")), []);
+        const bytes = statSync(join(demo, "model.safetensors")).size;
+        equal([estimate.downloadBytes, estimate.fileBytes, estimate.architecture], [bytes, bytes, "llama"]);
+        const facts = await load(page, "/estimate/", { dtype: "f32", selfTest: false });
+        equal([estimate.weightBytes, estimate.parameters, estimate.positions], [facts.weightBytes, facts.parameters, facts.positions]);
+        const again = await page.evaluate(async () => await Model.estimate("/estimate/", { dtype: "f32" }));
+        equal(again, { ...estimate, downloadBytes: 0 });
+    });
+    await check(`${name}: a model that does not fit is not fetched`, async () => {
+        site.asked.length = 0;
+        matches(await page.evaluate(() => error(() => Model.load("/small/", { memory: 1e6 }))), /OutOfMemoryError: .*memory/);
+        equal(site.asked.filter((path) => path.endsWith("model.safetensors")), []);
+    });
+    await check(`${name}: a server that sends whole files alone will do`, async () => {
+        site.fault = "whole";
+        matches(await page.evaluate(() => error(() => Model.estimate("/whole/"))), /ModelError: .*only once the files are fetched/);
+        await load(page, "/whole/", { selfTest: false });
+        site.fault = undefined;
+    });
+    await check(`${name}: a GPU that is lost ends the answer, and the next one has it again`, async () => {
+        const { length } = page.complaints;
+        const [pieces, why, answer] = await page.evaluate(async (prompt) => {
+            const answer = model.generate(prompt, { max_new_tokens: 500, do_sample: false });
+            let pieces = 0;
+            const why = await error(async () => {
+                for await (const _ of answer) if (++pieces === 3) new BroadcastChannel("lose").postMessage("now");
+            });
+            return [pieces, why, await model.generate(prompt, { max_new_tokens: 24, do_sample: false }).text()];
+        }, PROMPT);
+        // Browsers report what was asked of it afterwards.
+        page.complaints.length = length;
+        matches(why, /DeviceError: the GPU was lost/);
+        if (pieces < 3 || pieces > 400) throw new Error(`${pieces} pieces`);
+        same({ text: answer }, text);
+    });
     await check(`${name}: files that were chosen load`, async () => {
         const loaded = await page.evaluate(async () => {
             const names = ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"];
@@ -425,6 +493,27 @@ async function run(name, browser) {
         await other.waitForFunction(() => /6 tokens/.test(document.querySelector(".figures")?.textContent), { timeout: PATIENCE });
         equal(await other.$eval("#failure", (failure) => failure.textContent), "");
         await other.close();
+    });
+    await check(`${name}: without a network, the pages open, and a stored model answers`, async () => {
+        let other = await browser.newPage();
+        await other.goto(`${site.address}/web/doctor.html`);
+        await other.evaluate(async () => await navigator.serviceWorker.ready);
+        await other.close();
+        site.fault = "down";
+        for (const [file, wanted] of [["", /Models run in this browser/], ["index.html", /Models run in this browser/], ["conformance.html", /Compare/]]) {
+            other = await browser.newPage();
+            await other.goto(`${site.address}/web/${file}`);
+            await other.waitForFunction((wanted) => new RegExp(wanted).test(document.body.innerText), {}, wanted.source);
+            await other.close();
+        }
+        other = await browser.newPage();
+        await other.goto(`${site.address}/web/index.html`);
+        await other.type("input[name=source]", "/demo/");
+        await other.click("#load");
+        await other.waitForFunction(() => document.getElementById("model").value === "demo", { timeout: PATIENCE });
+        equal(await other.$eval("#failure", (failure) => failure.textContent), "");
+        await other.close();
+        site.fault = undefined;
     });
     await check(`${name}: the page for conformance compares`, async () => {
         const other = await browser.newPage();

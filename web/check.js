@@ -2,6 +2,9 @@
 
 export const element = (id) => document.getElementById(id);
 
+// Private windows may have none.
+navigator.serviceWorker?.register("offline.js").catch(() => {});
+
 export class Check {
     #lines = [];
     #controller;

@@ -39,17 +39,26 @@ function tell(status, failure = "") {
     element("failure").textContent = failure;
 }
 
-function onProgress({ stage, file, loaded, total }) {
+/** What the model that is being fetched will take. */
+let needs = "";
+
+function onProgress({ stage, file, loaded, total, estimate }) {
+    if (stage === "estimate") {
+        const { weightBytes, cacheBytesPerToken } = estimate;
+        needs = `; it takes ${megabytes(weightBytes)} on the GPU, and ${(cacheBytesPerToken / 1e3).toFixed(1)} kB for each token`;
+        return;
+    }
     const progress = element("progress");
     progress.hidden = false;
     if (total) [progress.value, progress.max] = [loaded, total];
     else progress.removeAttribute("value");
     const of = total ? `${megabytes(loaded)} of ${megabytes(total)}` : megabytes(loaded);
-    tell(stage === "download" ? `Fetching ${file}: ${of}` : `Loading to the GPU: ${of}`);
+    tell(stage === "download" ? `Fetching ${file}: ${of}${needs}` : `Loading to the GPU: ${of}`);
 }
 
 async function load(source) {
     controller = new AbortController();
+    needs = "";
     const disable = (is) => {
         for (const id of ["load", "files"]) element(id).disabled = is;
         element("cancel").hidden = !is;
@@ -80,4 +89,6 @@ element("source").addEventListener("submit", (event) => {
 });
 element("files").addEventListener("change", ({ target }) => target.files.length && load(Array.from(target.files)));
 element("cancel").addEventListener("click", () => controller.abort());
+// Private windows may have none.
+navigator.serviceWorker?.register("offline.js").catch(() => {});
 const page = await import("./page.js");

@@ -5,6 +5,11 @@ export interface LoadOptions {
     cache?: string;
     /** Most bytes of GPU memory for weights, caches and activations together. */
     memory?: number;
+    /**
+     * Most bytes of copies of the beginnings of prompts. A request of `fetch` or `openai` that begins like an earlier one,
+     * such as the next one of a conversation, is computed from there, with the same bits. Default: 256 MiB. 0: none.
+     */
+    prefixMemory?: number;
     /** Whether the kernels are compared with their references before use. Default: true. */
     selfTest?: boolean;
     /** Address of the hub. Default: https://huggingface.co */
@@ -14,12 +19,29 @@ export interface LoadOptions {
 }
 
 export interface Progress {
-    stage: "download" | "load" | "compare";
+    stage: "estimate" | "download" | "load" | "compare";
     /** Name of the file that is downloaded. */
     file?: string;
     /** Bytes, or kernels. */
     loaded: number;
     total?: number;
+    /** What the model takes, at the stage `estimate`. */
+    estimate?: Estimate;
+}
+
+export interface Estimate {
+    architecture: string;
+    parameters: number;
+    /** Longest sequence in tokens. */
+    positions: number;
+    dtype: string;
+    /** Bytes of the weights on the GPU. */
+    weightBytes: number;
+    cache: string;
+    cacheBytesPerToken: number;
+    /** Bytes of the files of weights, and those that are not stored. */
+    fileBytes: number;
+    downloadBytes: number;
 }
 
 export interface Facts {
@@ -99,6 +121,12 @@ export interface OpenAI {
 export class Model {
     /** `source`: a model on the hub, `ORG/NAME[:FILE or QUANT][@REVISION]`, an address, or files. */
     static load(source: string | URL | Iterable<File>, options?: LoadOptions): Promise<Model>;
+    /**
+     * The memory that a model takes, from its configs and the beginnings of its weight files. It fails if that is more than
+     * `memory` or than one buffer may have, or if the browser has no room for the files. `load` does the same before it
+     * downloads weights.
+     */
+    static estimate(source: string | URL | Iterable<File>, options?: LoadOptions): Promise<Estimate>;
     static stored(): Promise<{ url: string; bytes: number; complete: boolean }[]>;
     static forget(beginning?: string): Promise<void>;
     readonly facts: Facts;
@@ -110,6 +138,8 @@ export class Model {
     chat(conversation: Message[] | { messages: Message[]; tools?: object[] }, options?: GenerateOptions): Answer;
     embed(texts: string[]): Promise<Float32Array[]>;
     count(text: string): Promise<number>;
+    /** Bytes of the module's own memory, which does not shrink. Weights and caches are on the GPU. */
+    memory(): Promise<{ heapBytes: number }>;
     dispose(): void;
 }
 

@@ -18,15 +18,17 @@ export class Model {
 
     /** Loads a model: from an address, a repository of the hub, or files that the visitor chose. */
     static async load(source, { onProgress, signal, ...options } = {}) {
-        const worker = new Remote();
-        try {
-            const files = isName(source) ? addressOf(source) : Array.from(source);
-            const facts = await worker.call("load", { source: files, options }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
-            return new Model(worker, facts);
-        } catch (error) {
-            worker.end(error);
-            throw error;
-        }
+        const files = isName(source) ? addressOf(source) : Array.from(source);
+        const onEvent = ({ progress }) => onProgress?.(progress);
+        const worker = new Loaded({ source: files, options });
+        return new Model(worker, await worker.open({ onEvent, signal }));
+    }
+
+    /** The memory that a model takes, and the bytes that would be downloaded, without loading it. */
+    static async estimate(source, { onProgress, signal, ...options } = {}) {
+        const files = isName(source) ? addressOf(source) : Array.from(source);
+        const onEvent = ({ progress }) => onProgress?.(progress);
+        return await once("estimate", { source: files, options }, { onEvent, signal });
     }
 
     /** The files that are stored for this site. */
@@ -63,6 +65,11 @@ export class Model {
     /** The number of tokens of a text. */
     async count(text) {
         return await this.#worker.call("count", { text });
+    }
+
+    /** Bytes of the module's own memory, which does not shrink. Weights and caches are on the GPU. */
+    async memory() {
+        return await this.#worker.call("memory", {});
     }
 
     /** Frees everything. Answers under way end with an error. */
@@ -143,6 +150,44 @@ class Answer {
     }
 }
 
+/** A worker with a model. After it failed, such as when the GPU was lost, the next call loads the model into another. */
+class Loaded {
+    #values;
+    #worker;
+    #opening;
+    #isDisposed = false;
+
+    constructor(values) {
+        this.#values = values;
+    }
+
+    async open(options) {
+        const worker = new Remote();
+        this.#worker = worker;
+        try {
+            return await worker.call("load", this.#values, options);
+        } catch (error) {
+            worker.end(error);
+            throw error;
+        }
+    }
+
+    async call(method, values, options) {
+        if (this.#worker.isEnded && !this.#isDisposed) {
+            this.#opening ??= this.open().finally(() => (this.#opening = undefined));
+        }
+        const signal = options?.signal;
+        const ended = new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason), { once: true }));
+        await Promise.race([this.#opening, ended]);
+        return await this.#worker.call(method, values, options);
+    }
+
+    end(error) {
+        this.#isDisposed = true;
+        this.#worker.end(error);
+    }
+}
+
 /** A worker, whose methods are called by messages. */
 class Remote {
     #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
@@ -157,6 +202,10 @@ class Remote {
                 this.#panic = data.panic;
                 return;
             }
+            if (data.lost) {
+                const why = `the GPU was lost (${data.lost}); try again`;
+                return this.end(Object.assign(new Error(why), { name: "DeviceError" }));
+            }
             const waiting = this.#calls.get(data.call);
             if (!("result" in data) && !data.error) return waiting?.onEvent?.(data);
             this.#calls.delete(data.call);
@@ -166,7 +215,9 @@ class Remote {
         this.#worker.onerror = (event) => {
             event.preventDefault?.();
             const why = this.#panic ?? event.message ?? "the worker cannot be started";
-            this.end(Object.assign(new Error(`the module failed (${why}); load the model again`), { name: "ModuleError" }));
+            const error = Object.assign(new Error(`the module failed (${why}); try again`), { name: "ModuleError" });
+            // The reason may be a GPU that was lost, which is told a little later.
+            setTimeout(() => this.end(error), LOST_WITHIN);
         };
     }
 
@@ -182,6 +233,10 @@ class Remote {
         });
     }
 
+    get isEnded() {
+        return this.#ended !== undefined;
+    }
+
     end(error) {
         this.#ended ??= error;
         this.#worker.terminate();
@@ -189,6 +244,9 @@ class Remote {
         this.#calls.clear();
     }
 }
+
+/** Milliseconds within which a lost GPU is told after the first error. */
+const LOST_WITHIN = 1000;
 
 const isName = (source) => typeof source === "string" || source instanceof URL;
 

@@ -1,10 +1,14 @@
 // The files of a model, wherever it is: at an address, on a hub, or chosen by the visitor.
 
 import { chooseFiles, readSpec, shardsOf, textFiles } from "./module/kiln_web.js";
-import { download, fileError, latest } from "./storage.js";
+import { beginning, download, fileError, latest } from "./storage.js";
 
 const INDEX = "model.safetensors.index.json";
 const WEIGHTS = "model.safetensors";
+/** Whether a file holds weights. */
+export const isWeights = (name) => /\.(gguf|safetensors)$/i.test(name);
+/** Texts that say how large a model is, or which files it has. Others, such as tokenizers, are larger. */
+const isConfig = (name) => /(^|\/)(config|generation_config|modules|model\.safetensors\.index)\.json$/.test(name);
 
 /**
  * The names and Blobs of a model's files.
@@ -12,19 +16,19 @@ const WEIGHTS = "model.safetensors";
  * `source` is the address of a GGUF file or of a folder (it ends with `/`), the name of a model on the hub, or an array
  * of Files.
  */
-export async function collect(source, { hub, signal, onBytes, hasher }) {
+export async function collect(source, { hub, signal, onBytes, hasher, get = whole }) {
     if (Array.isArray(source)) return chosen(source);
     const isAddress = /^(https?:|\.{0,2}\/)/.test(source);
-    if (!isAddress) return await ofHub(source, { hub, signal, onBytes, hasher });
+    if (!isAddress) return await ofHub(source, { hub, signal, onBytes, hasher, get });
     const url = new URL(source, self.location.href).href;
     if (/\.gguf$/i.test(new URL(url).pathname)) {
         const name = decodeURIComponent(new URL(url).pathname.split("/").pop());
-        return [[name, await needed(url, { signal, onBytes: onBytes(name) })]];
+        return [[name, await needed(url, { name, signal, onBytes: onBytes(name), get })]];
     }
     if (!url.endsWith("/")) {
         throw fileError(`${source}: is neither a folder, which ends with /, nor a .gguf file`);
     }
-    return await ofFolder(url, { signal, onBytes });
+    return await ofFolder(url, { signal, onBytes, get });
 }
 
 /**
@@ -64,8 +68,27 @@ function casesOf(text) {
     }
 }
 
-async function needed(url, options) {
-    const blob = await download(url, options);
+/**
+ * What is needed to tell the memory of a model: its configs, and the first `bytes` of each file of weights. The result
+ * has `files`, as `collect` has them, and for each file of weights its `name` and what `beginning` tells. Those that are
+ * `known` are not fetched again.
+ */
+export async function collectBeginnings(source, bytes, known, options) {
+    const weights = [];
+    const get = async (url, { name, ...options }) => {
+        if (!isWeights(name)) return isConfig(name) ? await download(url, options) : new Blob();
+        const found = known.find((file) => file.name === name) ?? (await beginning(url, bytes, options));
+        if (found) weights.push({ name, ...found });
+        return found && new Blob();
+    };
+    const files = await collect(source, { ...options, get });
+    return { files: files.filter(([name]) => isConfig(name)), weights };
+}
+
+const whole = (url, { name: _, ...options }) => download(url, options);
+
+async function needed(url, { get = whole, ...options }) {
+    const blob = await get(url, options);
     if (!blob) throw fileError(`${url}: there is no such file`);
     return blob;
 }
@@ -78,11 +101,11 @@ function chosen(files) {
 }
 
 /** The files of a folder that no one lists: each is asked for. */
-async function ofFolder(url, { signal, onBytes }) {
+async function ofFolder(url, { signal, onBytes, get = whole }) {
     const files = [];
     const add = async (name, isNeeded = false) => {
-        const options = { signal, onBytes: onBytes(name) };
-        const blob = await (isNeeded ? needed : download)(url + name, options);
+        const options = { name, signal, onBytes: onBytes(name) };
+        const blob = await (isNeeded ? needed(url + name, { get, ...options }) : get(url + name, options));
         if (blob) files.push([name, blob]);
         return blob;
     };
@@ -102,7 +125,7 @@ async function ofFolder(url, { signal, onBytes }) {
     return files;
 }
 
-async function ofHub(name, { hub = "https://huggingface.co", signal, onBytes, hasher }) {
+async function ofHub(name, { hub = "https://huggingface.co", signal, onBytes, hasher, get }) {
     const { repo, revision } = JSON.parse(readSpec(name));
     let entries;
     try {
@@ -116,9 +139,10 @@ async function ofHub(name, { hub = "https://huggingface.co", signal, onBytes, ha
     const files = [];
     const add = async (path) => {
         const url = `${hub}/${repo}/resolve/${encodeURIComponent(revision)}/${path.split("/").map(encodeURIComponent).join("/")}`;
-        const { oid, lfs } = listed.get(path) ?? {};
+        const { oid, lfs, size } = listed.get(path) ?? {};
         const version = lfs?.oid ?? oid;
-        const blob = await needed(url, { signal, onBytes: onBytes(path), version, sha256: lfs?.oid, hasher });
+        const sha256 = lfs?.oid;
+        const blob = await needed(url, { name: path, signal, onBytes: onBytes(path), version, size, sha256, hasher, get });
         files.push([path, blob]);
         return blob;
     };

@@ -50,7 +50,7 @@ async function remove(place, name) {
     for (const entry of [`${name}.json`, name]) await place.removeEntry(entry).catch(() => {});
 }
 
-const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+export const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 /** An error of a file, for people. */
 export function fileError(message) {
@@ -131,6 +131,45 @@ export async function download(url, { signal, onBytes = () => {}, version, sha25
         await writeNote(place, name, { url, version, size: file.size, complete: true });
         return file;
     });
+}
+
+/**
+ * The first bytes of the file at `url`, without storing them; the whole file if it is stored. `undefined` if there is none.
+ *
+ * The result has `blob`, the `size` of the whole file, how many bytes of it are `missing` here, and how many a stored file
+ * of another version gives back (`freed`). There is no `blob` if the server sends no parts, or the size is unknown.
+ */
+export async function beginning(url, bytes, { signal, version, size } = {}) {
+    const place = await folder();
+    const name = place && (await nameOf(url));
+    const note = place && (await readNote(place, name));
+    const stored = note?.version === version ? note : undefined;
+    if (stored?.complete) {
+        const file = await (await place.getFileHandle(name)).getFile().catch(() => undefined);
+        if (file?.size === stored.size) return { blob: file, size: file.size, missing: 0, freed: 0 };
+    }
+    const freed = note && !stored ? (note.size ?? note.received ?? 0) : 0;
+    const unknown = { size, missing: size, freed };
+    let response;
+    try {
+        response = await request(url, { signal, headers: { Range: `bytes=0-${bytes - 1}` } });
+    } catch (error) {
+        if (error.name === "AbortError") throw error;
+        // Whoever fetches the file gets the error.
+        return unknown;
+    }
+    if (isAbsent(response)) return undefined;
+    if (!response.ok) return unknown;
+    const isPart = response.status === 206;
+    // Without CORS headers for it, `content-range` cannot be read.
+    const told = isPart ? response.headers.get("content-range")?.split("/")[1] : response.headers.get("content-length");
+    const whole = Number(told) || size;
+    const missing = whole && whole - (stored?.received ?? 0);
+    if (!whole || (!isPart && whole > bytes)) {
+        await response.body?.cancel();
+        return { size: whole, missing, freed };
+    }
+    return { blob: await response.blob(), size: whole, missing, freed };
 }
 
 /** Fetches a file, or the rest of it, into the private file system. */
@@ -233,45 +272,58 @@ export async function writeVerdicts(verdicts) {
     await writeText(place, VERDICTS, text).catch(() => {});
 }
 
+/** The notes of all files, with the files' names. */
+async function notes(place) {
+    const names = [];
+    // A listing that changes while it is read may not end.
+    for await (const entry of place.keys()) if (entry.endsWith(".json")) names.push(entry.slice(0, -".json".length));
+    return await Promise.all(names.map(async (name) => [name, await readNote(place, name)]));
+}
+
 /** What is stored: addresses, bytes, and whether all have arrived. */
 export async function list() {
     const place = await folder();
-    const files = [];
-    if (!place) return files;
-    for await (const name of place.keys()) {
-        if (!name.endsWith(".json")) continue;
-        const note = await readNote(place, name.slice(0, -".json".length));
-        if (note && !note.absent) files.push({ url: note.url, bytes: note.size ?? note.received, complete: note.complete });
-    }
-    return files;
+    const found = place ? (await notes(place)).map(([, note]) => note) : [];
+    return found
+        .filter((note) => note && !note.absent)
+        .map(({ url, size, received, complete }) => ({ url, bytes: size ?? received, complete }));
 }
 
 /** Deletes the files whose address begins so. */
 export async function forget(beginning) {
     const place = await folder();
     if (!place) return;
-    for await (const entry of place.keys()) {
-        if (!entry.endsWith(".json")) continue;
-        const name = entry.slice(0, -".json".length);
-        const note = await readNote(place, name);
+    for (const [name, note] of await notes(place)) {
         if (!note || note.url.startsWith(beginning)) await remove(place, name);
     }
 }
 
-/** A Blob as the module reads it: at any offset, without waiting. */
+/** How many bytes the browser still keeps for this site; `undefined` if it does not say, or keeps nothing. */
+export async function room() {
+    if (!(await folder())) return undefined;
+    const { quota, usage } = (await navigator.storage?.estimate?.().catch(() => undefined)) ?? {};
+    return quota === undefined ? undefined : Math.max(0, quota - usage);
+}
+
+/** A Blob as the module reads it: at any offset, without waiting. It may be the beginning of a file of `size` bytes. */
 export class Reader {
-    constructor(blob) {
+    /** Whether bytes after the end of the Blob were asked for. */
+    lacks = false;
+
+    constructor(blob, size = blob.size) {
         this.blob = blob;
+        this.size = size;
         this.files = new FileReaderSync();
     }
 
     getSize() {
-        return this.blob.size;
+        return this.size;
     }
 
     read(into, { at }) {
         const bytes = new Uint8Array(this.files.readAsArrayBuffer(this.blob.slice(at, at + into.length)));
         into.set(bytes);
+        this.lacks ||= bytes.length === 0 && at < this.size;
         return bytes.length;
     }
 }

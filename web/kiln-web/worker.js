@@ -1,8 +1,8 @@
 // The worker that holds a model. It answers each call of the page with messages that have the number of the call.
 
-import init, { Sha256, WebFile, WebModel, conformance, doctor, verdicts } from "./module/kiln_web.js";
-import { collect, fixtures } from "./sources.js";
-import { Reader, forget, list, readVerdicts, writeVerdicts } from "./storage.js";
+import init, { Sha256, WebFile, WebModel, conformance, doctor, estimate, verdicts } from "./module/kiln_web.js";
+import { collect, collectBeginnings, fixtures, isWeights } from "./sources.js";
+import { Reader, fileError, forget, list, megabytes, readVerdicts, room, writeVerdicts } from "./storage.js";
 
 // What the module says before it ends.
 const log = console.error;
@@ -12,6 +12,8 @@ console.error = (...values) => {
 };
 
 let model;
+/** The exports of the module. */
+let exported;
 /** Calls that can be ended, by their number. */
 const running = new Map();
 /** One thing is computed at a time. */
@@ -22,16 +24,26 @@ const calls = {
         const { hub, ...own } = options;
         await start();
         const tell = (progress) => self.postMessage({ call, progress });
-        const onBytes = (name) => (loaded, total) => tell({ stage: "download", file: name, loaded, total });
+        const onBytes = downloads(call);
+        const settings = { name: nameOf(source), ...own, verdicts: await readVerdicts() };
+        // What does not fit is not fetched.
+        const found = Array.isArray(source) ? undefined : await estimated(source, { hub, settings, signal, onBytes });
+        if (found) tell({ stage: "estimate", loaded: 0, total: found.fileBytes, estimate: found });
         const hasher = () => new Sha256();
         const files = await collect(source, { hub, signal, onBytes, hasher });
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
-        // Files that were chosen have no name together.
-        const name = Array.isArray(source) ? undefined : decodeURIComponent(source).replace(/\/$/, "").split("/").pop();
-        const settings = { name, ...own, verdicts: await readVerdicts() };
         model = await WebModel.load(opened(files), JSON.stringify(settings), onProgress);
         await writeVerdicts(verdicts());
         return JSON.parse(model.facts());
+    },
+
+    async estimate(call, { source, options }, signal) {
+        const { hub, ...own } = options;
+        await start();
+        const onBytes = downloads(call);
+        const told = await estimated(source, { hub, settings: { name: nameOf(source), ...own }, signal, onBytes });
+        if (!told) throw fileError(`${source}: the memory is known only once the files are fetched; load the model`);
+        return told;
     },
 
     generate: (call, { prompt, options }, signal) =>
@@ -59,9 +71,11 @@ const calls = {
 
     count: (_, { text }) => model.count(text),
 
+    memory: () => ({ heapBytes: exported.memory.buffer.byteLength }),
+
     async conformance(call, { source, filter = "", cache }, signal) {
         await start();
-        const onBytes = (file) => (loaded, total) => self.postMessage({ call, progress: { stage: "download", file, loaded, total } });
+        const onBytes = downloads(call);
         const files = await fixtures(source, filter, { signal, onBytes });
         const onCase = (line) => {
             signal.throwIfAborted();
@@ -85,14 +99,78 @@ const calls = {
     forget: (_, { beginning }) => forget(beginning),
 };
 
+/** Tells the page how much of each file has arrived. */
+const downloads = (call) => (file) => (loaded, total) => self.postMessage({ call, progress: { stage: "download", file, loaded, total } });
+
 async function start() {
-    await init();
+    exported = await init();
     if (!navigator.gpu) {
         throw Object.assign(new Error("this browser has no WebGPU, or it is switched off"), { name: "DeviceError" });
     }
+    watchDevices();
 }
 
+/** Resolves when a GPU is lost. */
+let lost;
+
+/** Tells the page when a GPU is lost: what waits for it would wait for ever. */
+function watchDevices() {
+    if (lost) return;
+    const { requestDevice } = GPUAdapter.prototype;
+    lost = new Promise((resolve) => {
+        GPUAdapter.prototype.requestDevice = async function (...descriptor) {
+            const device = await requestDevice.apply(this, descriptor);
+            device.lost.then(resolve);
+            return device;
+        };
+    });
+    lost.then(({ reason, message }) => self.postMessage({ lost: message || reason }));
+}
+
+/** Whether an error is that of a lost GPU, which may be told a little later. The page knows it then. */
+const isOfLostDevice = async ({ name }) =>
+    name === "DeviceError" && lost && (await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LOST_WITHIN))]));
+const LOST_WITHIN = 1000;
+
 const opened = (files) => files.map(([name, blob]) => new WebFile(name, new Reader(blob)));
+
+/** The name of a model; files that were chosen have none together. */
+const nameOf = (source) => (Array.isArray(source) ? undefined : decodeURIComponent(source).replace(/\/$/, "").split("/").pop());
+
+/** Most bytes of a file's beginning that are fetched for an estimate. */
+const LONGEST_HEADER = 1 << 26;
+
+/**
+ * What a model takes: memory of the GPU, and room in the browser. An error if there is too little; `undefined` if that is
+ * known only once the files are here.
+ */
+async function estimated(source, { hub, settings, signal, onBytes }) {
+    if (Array.isArray(source)) {
+        const files = await collect(source, {});
+        const fileBytes = files.filter(([name]) => isWeights(name)).reduce((sum, [, { size }]) => sum + size, 0);
+        return { ...JSON.parse(await estimate(opened(files), JSON.stringify(settings))), downloadBytes: 0, fileBytes };
+    }
+    let known = [];
+    for (let bytes = 1 << 20; bytes <= LONGEST_HEADER; bytes *= 4) {
+        const { files, weights } = await collectBeginnings(source, bytes, known, { hub, signal, onBytes });
+        const sum = (of) => weights.reduce((sum, file) => sum + of(file), 0);
+        const [downloadBytes, fileBytes] = [sum(({ missing }) => missing), sum(({ size }) => size)];
+        const left = (await room()) + sum(({ freed }) => freed);
+        if (downloadBytes > left) {
+            throw fileError(`${source}: ${megabytes(downloadBytes)} are to be fetched, and the browser keeps ${megabytes(left)} more for this site; delete models that are stored`);
+        }
+        if (weights.some(({ blob }) => !blob)) return undefined;
+        const readers = weights.map(({ blob, size }) => new Reader(blob, size));
+        const all = [...opened(files), ...weights.map(({ name }, at) => new WebFile(name, readers[at]))];
+        try {
+            return { ...JSON.parse(await estimate(all, JSON.stringify(settings))), downloadBytes, fileBytes };
+        } catch (error) {
+            if (!readers.some(({ lacks }) => lacks)) throw error;
+        }
+        known = weights.filter((_, at) => !readers[at].lacks);
+    }
+    return undefined;
+}
 
 /** Computes something after what was asked for before it. */
 function inTurn(signal, compute) {
@@ -124,6 +202,7 @@ self.onmessage = async ({ data: { call, method, values, abort } }) => {
     try {
         self.postMessage({ call, result: await calls[method](call, values, controller.signal) });
     } catch (error) {
+        if (await isOfLostDevice(error ?? {})) return;
         self.postMessage({ call, error: { name: error?.name ?? "Error", message: error?.message ?? String(error) } });
     } finally {
         running.delete(call);

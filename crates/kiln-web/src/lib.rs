@@ -23,7 +23,7 @@ pub use checks::{conformance, doctor};
 pub use choice::{choose_files, read_spec, shards_of, text_files};
 pub use files::WebFile;
 pub use hash::Sha256;
-pub use model::{WebModel, verdicts};
+pub use model::{WebModel, estimate, verdicts};
 pub use service::WebResponse;
 
 #[allow(unsafe_code, reason = "the linker makes it")]

@@ -38,10 +38,24 @@ struct LoadOptions {
     cache: Option<String>,
     /// Most bytes of GPU memory.
     memory: Option<u64>,
+    /// Most bytes of copies of the beginnings of prompts, for requests through [`WebModel::fetch`].
+    prefix_memory: Option<usize>,
     /// Whether the kernels are compared with their references before use.
     self_test: Option<bool>,
     /// The results of earlier comparisons, as [`verdicts`] told them.
     verdicts: String,
+}
+
+impl LoadOptions {
+    fn builder(&self, files: Vec<WebFile>) -> kiln::Result<ModelBuilder<'static>> {
+        let name = self.name.clone().unwrap_or_else(|| "the model".to_owned());
+        let dtype: DtypeChoice = self.dtype.as_deref().unwrap_or("auto").parse()?;
+        let plan = self.cache.as_deref().map(Plan::named).transpose()?;
+        let when = if self.self_test == Some(false) { SelfTest::Never } else { SelfTest::Once };
+        let builder = ModelBuilder::from_source(Arc::new(WebSource::new(name, files)?));
+        let builder = builder.device(DeviceName::Wgpu(None)).dtype(dtype).plan(plan);
+        Ok(builder.memory(self.memory).self_test(when))
+    }
 }
 
 /// Options of a request that are no settings of Transformers.
@@ -81,8 +95,10 @@ impl WebModel {
     /// An `Error` that is named after its kind.
     pub async fn load(files: Vec<WebFile>, options: String, on_progress: Function) -> Result<Self, JsValue> {
         let options: LoadOptions = parsed("options", &options)?;
-        let name = options.name.unwrap_or_else(|| "the model".to_owned());
-        let source = WebSource::new(name, files).map_err(|e| thrown(&e))?;
+        // Texts of another version are of no use.
+        if keep_verdicts(&options.verdicts).is_err() {
+            keep_verdicts("").map_err(|e| thrown(&e))?;
+        }
         let told = |progress: kiln::LoadProgress| {
             _ = on_progress.call2(
                 &JsValue::NULL,
@@ -90,21 +106,11 @@ impl WebModel {
                 &(progress.total as f64).into(),
             );
         };
-        // Texts of another version are of no use.
-        if keep_verdicts(&options.verdicts).is_err() {
-            keep_verdicts("").map_err(|e| thrown(&e))?;
-        }
-        let when = if options.self_test == Some(false) { SelfTest::Never } else { SelfTest::Once };
         let loaded = async {
-            let dtype: DtypeChoice = options.dtype.as_deref().unwrap_or("auto").parse()?;
-            let plan = options.cache.as_deref().map(Plan::named).transpose()?;
-            let builder = ModelBuilder::from_source(Arc::new(source));
-            let builder =
-                builder.device(DeviceName::Wgpu(None)).dtype(dtype).plan(plan).memory(options.memory);
-            builder.self_test(when).on_progress(told).load_async().await
+            let model = options.builder(files)?.on_progress(told).load_async().await?;
+            Ok(Self { service: service::start(&model, options.prefix_memory)?, model })
         };
-        let started = loaded.await.and_then(|model| Ok(Self { service: service::start(&model)?, model }));
-        started.map_err(|e| thrown(&e))
+        loaded.await.map_err(|e: Error| thrown(&e))
     }
 
     /// Facts about the model and its device, as JSON.
@@ -179,6 +185,29 @@ impl WebModel {
     pub fn count(&self, text: &str) -> Result<usize, JsValue> {
         Ok(self.model.encode(text).map_err(|e| thrown(&e))?.len())
     }
+}
+
+/// The memory that a model takes, from its configs and the beginnings of its weight files, as JSON.
+///
+/// # Errors
+/// An `Error` that is named after its kind: the options, the configs, the headers, and too little memory.
+#[wasm_bindgen]
+pub async fn estimate(files: Vec<WebFile>, options: String) -> Result<String, JsValue> {
+    let options: LoadOptions = parsed("options", &options)?;
+    let estimate = async { options.builder(files)?.estimate_async().await };
+    let estimate = estimate.await.map_err(|e| thrown(&e))?;
+    let inspection = &estimate.inspection;
+    let cache = estimate.cache(1, inspection.sizes.positions.min(1024));
+    let told = json!({
+        "architecture": inspection.model_type,
+        "parameters": inspection.parameters,
+        "positions": inspection.sizes.positions,
+        "dtype": estimate.dtype.name(),
+        "weightBytes": estimate.weight_bytes,
+        "cache": estimate.plan.to_string(),
+        "cacheBytesPerToken": cache.map(|cache| cache.a_token),
+    });
+    Ok(told.to_string())
 }
 
 /// The results of the comparisons of kernels, for the next load in this browser.

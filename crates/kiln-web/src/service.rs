@@ -17,12 +17,15 @@ use crate::model::WebModel;
 const PLANS: [&str; 8] =
     ["dynamic", "static", "sliding", "sink", "quantized", "quantized:nbits=4", "quantized:nbits=2", "none"];
 
-/// Starts the engine of a model.
-pub(crate) fn start(model: &Model) -> kiln::Result<Service> {
+/// Bytes of copies of the beginnings of prompts, by default.
+const PREFIX_BYTES: usize = 256 << 20;
+
+/// Starts the engine of a model, with so many bytes of memory for the beginnings of prompts.
+pub(crate) fn start(model: &Model, prefix_bytes: Option<usize>) -> kiln::Result<Service> {
     let plans = PLANS.iter().map(|name| Plan::named(name)).collect::<kiln::Result<_>>()?;
     let served = ServedModel::loaded(model.name(), model.clone());
-    // Prompts are computed anew: the memory of a page is small.
-    let options = ServeOptions { rows: EXACT_ROWS, plans, prefix_bytes: 0, ..ServeOptions::default() };
+    let prefix_bytes = prefix_bytes.unwrap_or(PREFIX_BYTES);
+    let options = ServeOptions { rows: EXACT_ROWS, plans, prefix_bytes, ..ServeOptions::default() };
     Service::new(vec![served], options)
 }
 

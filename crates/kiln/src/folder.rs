@@ -46,7 +46,10 @@ impl Inspection {
     /// [`Error::File`]: kiln_core::Error::File
     /// [`Error::Unknown`]: kiln_core::Error::Unknown
     pub fn of(folder: impl AsRef<Path>) -> Result<Self> {
-        let checkpoint = Checkpoint::open(folder.as_ref())?;
+        Self::of_checkpoint(&Checkpoint::open(folder.as_ref())?)
+    }
+
+    pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let configured = configure(&checkpoint.config)?;
         let by_dtype = checkpoint.by_dtype();
         Ok(Self {

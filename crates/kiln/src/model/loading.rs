@@ -121,14 +121,14 @@ pub struct ModelBuilder<'a> {
     /// Stages after the first: number of the first block, and device.
     further_stages: Vec<(usize, Opened)>,
     dtype: DtypeChoice,
-    kernels: Choice,
+    pub(super) kernels: Choice,
     arithmetic: Arithmetic,
     quant: Option<Mixture>,
     /// Names in GGUF files of the tensors to pack; `None`: all tensors that the mixture packs.
     packed_tensors: Option<BTreeSet<String>>,
     largest_binding: Option<usize>,
     on_progress: Option<Box<dyn FnMut(LoadProgress) + 'a>>,
-    plan: Option<Plan>,
+    pub(super) plan: Option<Plan>,
     memory: Option<u64>,
     resident_experts: Option<usize>,
     self_test: SelfTest,
@@ -437,7 +437,7 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// The device of each stage.
-    async fn open_all(&self) -> Result<Stages<Opened>> {
+    pub(super) async fn open_all(&self) -> Result<Stages<Opened>> {
         let further = self.further_stages.iter();
         further.cloned().try_fold(self.open().await?.into(), |stages: Stages<_>, (first, device)| {
             stages.then(first, device)
@@ -445,7 +445,7 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Checks that every stage has a block, and that the other options go with several stages.
-    fn check_stages(&self, blocks: usize) -> Result<()> {
+    pub(super) fn check_stages(&self, blocks: usize) -> Result<()> {
         if !self.further_stages.is_empty() && self.resident_experts.is_some() {
             let why = "is for models on one device; leave it out, or leave out the further stages".to_owned();
             return Err(Error::Setting { name: "offload_experts", why });
@@ -482,16 +482,7 @@ impl<'a> ModelBuilder<'a> {
             speech.complete(&checkpoint.config, tokenizer, configured.sizes().vocab);
         }
 
-        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        let half = devices.first().half_dtype(configured.fits_float16());
-        let half = half.map_or(dtype.size(), |half| half.size());
-        if let Some(mixture) = self.quant {
-            for device in devices.iter() {
-                let kernels = Kernels::new(self.kernels, &device.device)?;
-                check_quant(mixture, &kernels, dtype, &device.info)?;
-            }
-            checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
-        }
+        self.pack(&mut checkpoint, devices, dtype)?;
         let parts = |kernels: &Kernels, device: &Opened| {
             let binding = self.largest_binding_on(device);
             let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
@@ -504,24 +495,7 @@ impl<'a> ModelBuilder<'a> {
                 check_quant(mixture, kernels, dtype, &device.info)?;
             }
         }
-        let by_stage = match &self.further_stages[..] {
-            [] => checkpoint.held_bytes(placement.first(), dtype).into(),
-            _ => checkpoint.held_bytes_by_stage(&placement, dtype)?,
-        };
-        let held: u64 = by_stage.iter().sum();
-        let of_experts = checkpoint.held_expert_bytes(placement.first(), dtype);
-        let spared = self.spared(&stages.first().device, &configured.sizes(), of_experts)?;
-        let mut by_stage = by_stage.iter().map(|held| held.saturating_sub(spared));
-        // Weights that are packed would not be smaller in float16.
-        let half = if held < elements * dtype.size() as u64 { dtype.size() } else { half };
-        let budgets = self.budgets(&stages);
-        let claims = claim_weights(
-            &budgets.map(|budget| (budget.clone(), by_stage.next().unwrap_or(0))),
-            plan.build(&needs, &placement)?,
-            self.tokens,
-            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
-            [dtype.size(), half],
-        )?;
+        let (_, claims) = self.claims(&checkpoint, &*configured, dtype, plan, (devices, &stages))?;
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -562,6 +536,56 @@ impl<'a> ModelBuilder<'a> {
             load_time: Duration::ZERO,
             told: Arc::default(),
         })
+    }
+
+    /// Packs the weights, if a mixture was asked for and all devices can compute with it.
+    pub(super) fn pack(
+        &self,
+        checkpoint: &mut Checkpoint,
+        devices: &Stages<Opened>,
+        dtype: DType,
+    ) -> Result<()> {
+        let Some(mixture) = self.quant else { return Ok(()) };
+        for device in devices.iter() {
+            let kernels = Kernels::new(self.kernels, &device.device)?;
+            check_quant(mixture, &kernels, dtype, &device.info)?;
+        }
+        checkpoint.pack_as(mixture, self.packed_tensors.as_ref())
+    }
+
+    /// Claims the memory of the weights of each stage. Returns also the bytes of all.
+    pub(super) fn claims(
+        &self,
+        checkpoint: &Checkpoint,
+        configured: &dyn Configured,
+        dtype: DType,
+        plan: &Plan,
+        (devices, stages): (&Stages<Opened>, &Stages<Trusted>),
+    ) -> Result<(u64, Stages<Claim>)> {
+        let placement = stages.map(|stage| stage.kernels.clone());
+        let by_stage = match &self.further_stages[..] {
+            [] => checkpoint.held_bytes(placement.first(), dtype).into(),
+            _ => checkpoint.held_bytes_by_stage(&placement, dtype)?,
+        };
+        let held: u64 = by_stage.iter().sum();
+        let of_experts = checkpoint.held_expert_bytes(placement.first(), dtype);
+        let spared = self.spared(&stages.first().device, &configured.sizes(), of_experts)?;
+        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
+        // Weights that are packed would not be smaller in float16.
+        let half = match devices.first().half_dtype(configured.fits_float16()) {
+            Some(half) if held >= elements * dtype.size() as u64 => half.size(),
+            _ => dtype.size(),
+        };
+        let bytes: Vec<u64> = by_stage.iter().map(|held| held.saturating_sub(spared)).collect();
+        let mut of_stage = bytes.iter().copied();
+        let claims = claim_weights(
+            &self.budgets(stages).map(|budget| (budget.clone(), of_stage.next().unwrap_or(0))),
+            plan.build(&configured.needs(), &placement)?,
+            self.tokens,
+            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
+            [dtype.size(), half],
+        )?;
+        Ok((bytes.iter().sum(), claims))
     }
 
     async fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
@@ -672,7 +696,7 @@ impl<'a> ModelBuilder<'a> {
 
     /// The number type for all stages: by default that of the first device, or float32 if another device does
     /// not support it.
-    fn dtype_of(&self, devices: &Stages<Opened>, configured: &dyn Configured) -> Result<DType> {
+    pub(super) fn dtype_of(&self, devices: &Stages<Opened>, configured: &dyn Configured) -> Result<DType> {
         let dtype = self.dtype_on(devices.first(), configured)?;
         match devices.iter().try_for_each(|device| check_dtype(device, dtype)) {
             Err(_) if self.dtype == DtypeChoice::Auto => Ok(DType::F32),
