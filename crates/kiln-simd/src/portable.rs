@@ -1,6 +1,6 @@
 //! Lanes for every machine, in plain Rust ([`Instructions::Plain`](crate::Instructions::Plain)).
 
-use half::{bf16, f16};
+use half::bf16;
 
 use crate::{Lanes, Work};
 
@@ -109,7 +109,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn halves(self, halves: &[u16; 16]) -> [f32; 16] {
-        halves.map(|bits| f16::from_bits(bits).to_f32())
+        halves.map(float_of_half)
     }
 
     #[inline(always)]
@@ -151,6 +151,18 @@ impl Lanes for Portable {
     fn call<W: Work>(self, work: W) -> W::Output {
         work.run(self)
     }
+}
+
+/// Converts a float16 number in a few instructions that compilers make vectors of: the bits of its exponent and
+/// fraction, as those of a float32 number, are that number by 2^112 too small.
+#[inline(always)]
+fn float_of_half(bits: u16) -> f32 {
+    const SCALE: f32 = f32::from_bits((127 + 112) << 23);
+    const INFINITY: u32 = 0x7f80_0000;
+    let small = u32::from(bits & 0x7fff) << 13;
+    let is_finite = bits & 0x7c00 != 0x7c00;
+    let magnitude = if is_finite { (f32::from_bits(small) * SCALE).to_bits() } else { small | INFINITY };
+    f32::from_bits(magnitude | u32::from(bits & 0x8000) << 16)
 }
 
 /// Adds to each sum the dot product of the four unsigned bytes of its lane, minus `subtracted` each, and the
