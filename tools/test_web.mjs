@@ -1,15 +1,16 @@
 // Tests the npm package web/kiln-web in headless Chromium and Firefox (or $CHROMIUM and $FIREFOX), on WebGPU in software.
 //
 //     tools/build_web.sh
-//     npm install --prefix DIR puppeteer-core@24.43.1 openai@6.49.0
+//     npm install --prefix DIR puppeteer-core@24.43.1 openai@6.49.0 vite@8.4.0
 //     KILN_NODE_MODULES=DIR/node_modules node tools/test_web.mjs KILN_BINARY [chrome|firefox]
 //
 // Prints a line per check.
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { readFileSync, statSync } from "node:fs";
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, symlinkSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
 import { extname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -363,6 +364,7 @@ async function run(name, browser) {
         ["a field that nobody knows", () => model.openai.chat.completions.create({ messages: [], temprature: 1 }), /APIError: .*temprature/],
         ["a model that is not there", () => model.openai.embeddings.create({ model: "other", input: "a" }), /APIError: .*other/],
         ["a folder without recordings", () => conformance("/demo/"), /ModelError: .*cases.json/],
+        ["a device that nobody knows", () => Model.load("/demo/", { device: "gpu" }), /SettingError: device: is `gpu`/],
         ["an option that nobody knows", () => Model.load("/demo/", { dytpe: "f32" }), /SettingError: .*dytpe/],
         ["a name that is no model's", () => Model.load("demo"), /ModelError: .*write ORG\/NAME/],
         ["a quant that a repository does not have", () => Model.load("kiln/demo:Q4_K_M", { hub: `${location.origin}/hub` }), /ModelError: .*has no GGUF files/],
@@ -457,6 +459,26 @@ async function run(name, browser) {
         equal(fetched.length, 1);
         await other.close();
     });
+    await check(`${name}: the processor gives the native text, and can be stopped`, async () => {
+        const facts = await load(page, "/demo/", { device: "cpu" });
+        equal([facts.adapter, facts.dtype], ["WebAssembly", "f32"]);
+        const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24 });
+        same(answer, text);
+        console.log(`#   ${answer.tokensPerSecond.toFixed(1)} tokens/s, first token ${answer.timeToFirstToken.toFixed(2)} s`);
+        const [ended, chat] = await page.evaluate(async (content, ask) => {
+            const answer = model.generate("ROMEO:", { max_new_tokens: 450, do_sample: false });
+            for await (const _ of answer) break;
+            const { choices } = await model.openai.chat.completions.create({ messages: [{ role: "user", content }], ...ask });
+            return [await answer.outcome, choices[0].message.content];
+        }, QUESTIONS[0], ask);
+        equal(ended.stopReason, null);
+        if (ended.generated > 400) throw new Error(`${ended.generated} tokens were generated`);
+        if (!chat.trim()) throw new Error("there is no answer");
+    });
+    await check(`${name}: recordings of Transformers, on the processor`, async () => {
+        const { summary } = await page.evaluate(async () => await conformance("/web/fixtures/transformers-5.23.0/", { filter: "llama/greedy", device: "cpu" }));
+        equal([summary.failed, summary.passed > 2], [0, true]);
+    });
     await check(`${name}: stored files are listed, and deleted`, async () => {
         const [before, after] = await page.evaluate(async () => {
             const before = await Model.stored();
@@ -515,6 +537,35 @@ async function run(name, browser) {
         await other.close();
         site.fault = undefined;
     });
+    await check(`${name}: the example without a bundler answers`, async () => {
+        const other = await browser.newPage();
+        await other.goto(`${site.address}/web/examples/plain.html?model=/demo/`);
+        await other.waitForSelector("button:enabled", { timeout: PATIENCE });
+        await other.click("button");
+        await other.waitForFunction(() => document.getElementById("answer").textContent.trim(), { timeout: PATIENCE });
+        await other.close();
+    });
+    const vite = modules && join(modules, "vite/bin/vite.js");
+    if (vite && statSync(vite, { throwIfNoEntry: false })) {
+        await check(`${name}: the example with Vite is built, and answers`, async () => {
+            const folder = mkdtempSync(join(tmpdir(), "kiln-vite-"));
+            try {
+                cpSync(join(root, "web/examples/vite"), folder, { recursive: true });
+                mkdirSync(join(folder, "node_modules"));
+                symlinkSync(join(root, "web/kiln-web"), join(folder, "node_modules/kiln-web"));
+                execFileSync(process.execPath, [vite, "build", "--base", "/vite/"], { cwd: folder, stdio: "ignore" });
+                site.folders["/vite/"] = join(folder, "dist");
+                const other = await browser.newPage();
+                await other.goto(`${site.address}/vite/index.html?model=/demo/`);
+                await other.waitForFunction(() => document.getElementById("answer").textContent.trim(), { timeout: PATIENCE });
+                await other.close();
+            } finally {
+                rmSync(folder, { recursive: true });
+            }
+        });
+    } else {
+        console.log("# NOT CHECKED: the example with Vite; the npm package vite is not in KILN_NODE_MODULES");
+    }
     await check(`${name}: the page for conformance compares`, async () => {
         const other = await browser.newPage();
         await other.goto(`${site.address}/web/conformance.html`);

@@ -79,18 +79,18 @@ export class Model {
 }
 
 /**
- * Compares this browser's GPU with recordings of Transformers: a fixture folder at an address that ends with `/`, or the
+ * Compares this browser's device with recordings of Transformers: a fixture folder at an address that ends with `/`, or the
  * files of one. `onCase` gets each result.
  */
-export async function conformance(source, { filter, cache, onCase, onProgress, signal } = {}) {
+export async function conformance(source, { filter, cache, device, onCase, onProgress, signal } = {}) {
     const files = isName(source) ? new URL(source, base()).href : Array.from(source);
     const onEvent = ({ line, progress }) => (line ? onCase?.(line) : onProgress?.(progress));
-    return await once("conformance", { source: files, filter, cache }, { onEvent, signal });
+    return await once("conformance", { source: files, filter, cache, device }, { onEvent, signal });
 }
 
-/** Compares the kernels of this browser's GPU with their references: a few inputs of each, or all (`full`). */
-export async function doctor({ full, onProgress, signal } = {}) {
-    return await once("doctor", { full }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
+/** Compares the kernels of this browser's device with their references: a few inputs of each, or all (`full`). */
+export async function doctor({ full, device, onProgress, signal } = {}) {
+    return await once("doctor", { full, device }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
 }
 
 /** The text of an answer, piece by piece. */

@@ -1,6 +1,6 @@
 // The files of a model, wherever it is: at an address, on a hub, or chosen by the visitor.
 
-import { chooseFiles, readSpec, shardsOf, textFiles } from "./module/kiln_web.js";
+import { kiln } from "./module.js";
 import { beginning, download, fileError, latest } from "./storage.js";
 
 const INDEX = "model.safetensors.index.json";
@@ -93,7 +93,7 @@ async function needed(url, { get = whole, ...options }) {
     return blob;
 }
 
-const shards = async (index) => shardsOf(new Uint8Array(await index.arrayBuffer()));
+const shards = async (index) => kiln.shardsOf(new Uint8Array(await index.arrayBuffer()));
 
 /** Files that the visitor chose. Those of a folder have its name before theirs. */
 function chosen(files) {
@@ -109,7 +109,7 @@ async function ofFolder(url, { signal, onBytes, get = whole }) {
         if (blob) files.push([name, blob]);
         return blob;
     };
-    for (const name of textFiles()) await add(name, name === "config.json");
+    for (const name of kiln.textFiles()) await add(name, name === "config.json");
     const modules = await add("modules.json");
     if (modules) {
         for (const { path } of JSON.parse(await modules.text())) if (path) await add(`${path}/config.json`);
@@ -126,7 +126,7 @@ async function ofFolder(url, { signal, onBytes, get = whole }) {
 }
 
 async function ofHub(name, { hub = "https://huggingface.co", signal, onBytes, hasher, get }) {
-    const { repo, revision } = JSON.parse(readSpec(name));
+    const { repo, revision } = JSON.parse(kiln.readSpec(name));
     let entries;
     try {
         entries = await latest(`${hub}/api/models/${repo}/tree/${encodeURIComponent(revision)}?recursive=1`, { signal });
@@ -135,7 +135,7 @@ async function ofHub(name, { hub = "https://huggingface.co", signal, onBytes, ha
         throw fileError(`${repo}: the hub has no such repository, or it is not public`);
     }
     const listed = new Map(entries.filter(({ type }) => type === "file").map((entry) => [entry.path, entry]));
-    const { files: wanted, indexed } = JSON.parse(chooseFiles(name, Array.from(listed.keys())));
+    const { files: wanted, indexed } = JSON.parse(kiln.chooseFiles(name, Array.from(listed.keys())));
     const files = [];
     const add = async (path) => {
         const url = `${hub}/${repo}/resolve/${encodeURIComponent(revision)}/${path.split("/").map(encodeURIComponent).join("/")}`;

@@ -1,6 +1,6 @@
 // The worker that holds a model. It answers each call of the page with messages that have the number of the call.
 
-import init, { Sha256, WebFile, WebModel, conformance, doctor, estimate, verdicts } from "./module/kiln_web.js";
+import { kiln, start as startModule } from "./module.js";
 import { collect, collectBeginnings, fixtures, isWeights } from "./sources.js";
 import { Reader, fileError, forget, list, megabytes, readVerdicts, room, writeVerdicts } from "./storage.js";
 
@@ -12,8 +12,6 @@ console.error = (...values) => {
 };
 
 let model;
-/** The exports of the module. */
-let exported;
 /** Calls that can be ended, by their number. */
 const running = new Map();
 /** One thing is computed at a time. */
@@ -21,25 +19,25 @@ let queue = Promise.resolve();
 
 const calls = {
     async load(call, { source, options }, signal) {
-        const { hub, ...own } = options;
-        await start();
+        const { hub, device, ...own } = options;
+        await start(device);
         const tell = (progress) => self.postMessage({ call, progress });
         const onBytes = downloads(call);
         const settings = { name: nameOf(source), ...own, verdicts: await readVerdicts() };
         // What does not fit is not fetched.
         const found = Array.isArray(source) ? undefined : await estimated(source, { hub, settings, signal, onBytes });
         if (found) tell({ stage: "estimate", loaded: 0, total: found.fileBytes, estimate: found });
-        const hasher = () => new Sha256();
+        const hasher = () => new kiln.Sha256();
         const files = await collect(source, { hub, signal, onBytes, hasher });
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
-        model = await WebModel.load(opened(files), JSON.stringify(settings), onProgress);
-        await writeVerdicts(verdicts());
+        model = await kiln.WebModel.load(opened(files), JSON.stringify(settings), onProgress);
+        await writeVerdicts(kiln.verdicts());
         return JSON.parse(model.facts());
     },
 
     async estimate(call, { source, options }, signal) {
-        const { hub, ...own } = options;
-        await start();
+        const { hub, device, ...own } = options;
+        await start(device);
         const onBytes = downloads(call);
         const told = await estimated(source, { hub, settings: { name: nameOf(source), ...own }, signal, onBytes });
         if (!told) throw fileError(`${source}: the memory is known only once the files are fetched; load the model`);
@@ -71,27 +69,27 @@ const calls = {
 
     count: (_, { text }) => model.count(text),
 
-    memory: () => ({ heapBytes: exported.memory.buffer.byteLength }),
+    memory: () => ({ heapBytes: kiln.memory.buffer.byteLength }),
 
-    async conformance(call, { source, filter = "", cache }, signal) {
-        await start();
+    async conformance(call, { source, filter = "", cache, device }, signal) {
+        await start(device);
         const onBytes = downloads(call);
         const files = await fixtures(source, filter, { signal, onBytes });
         const onCase = (line) => {
             signal.throwIfAborted();
             self.postMessage({ call, line: JSON.parse(line) });
         };
-        const result = await inTurn(signal, () => conformance(opened(files), filter, cache, onCase)).catch((error) => {
+        const result = await inTurn(signal, () => kiln.conformance(opened(files), filter, cache, onCase)).catch((error) => {
             signal.throwIfAborted();
             throw error;
         });
         return JSON.parse(result);
     },
 
-    async doctor(call, { full }, signal) {
-        await start();
+    async doctor(call, { full, device }, signal) {
+        await start(device);
         const onKernel = (loaded, total) => self.postMessage({ call, progress: { stage: "compare", loaded, total } });
-        return JSON.parse(await inTurn(signal, () => doctor(full ?? false, onKernel)));
+        return JSON.parse(await inTurn(signal, () => kiln.doctor(full ?? false, onKernel)));
     },
 
     list: () => list(),
@@ -102,12 +100,9 @@ const calls = {
 /** Tells the page how much of each file has arrived. */
 const downloads = (call) => (file) => (loaded, total) => self.postMessage({ call, progress: { stage: "download", file, loaded, total } });
 
-async function start() {
-    exported = await init();
-    if (!navigator.gpu) {
-        throw Object.assign(new Error("this browser has no WebGPU, or it is switched off"), { name: "DeviceError" });
-    }
-    watchDevices();
+async function start(device) {
+    if (navigator.gpu) watchDevices();
+    await startModule(device);
 }
 
 /** Resolves when a GPU is lost. */
@@ -132,7 +127,7 @@ const isOfLostDevice = async ({ name }) =>
     name === "DeviceError" && lost && (await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LOST_WITHIN))]));
 const LOST_WITHIN = 1000;
 
-const opened = (files) => files.map(([name, blob]) => new WebFile(name, new Reader(blob)));
+const opened = (files) => files.map(([name, blob]) => new kiln.WebFile(name, new Reader(blob)));
 
 /** The name of a model; files that were chosen have none together. */
 const nameOf = (source) => (Array.isArray(source) ? undefined : decodeURIComponent(source).replace(/\/$/, "").split("/").pop());
@@ -148,7 +143,7 @@ async function estimated(source, { hub, settings, signal, onBytes }) {
     if (Array.isArray(source)) {
         const files = await collect(source, {});
         const fileBytes = files.filter(([name]) => isWeights(name)).reduce((sum, [, { size }]) => sum + size, 0);
-        return { ...JSON.parse(await estimate(opened(files), JSON.stringify(settings))), downloadBytes: 0, fileBytes };
+        return { ...JSON.parse(await kiln.estimate(opened(files), JSON.stringify(settings))), downloadBytes: 0, fileBytes };
     }
     let known = [];
     for (let bytes = 1 << 20; bytes <= LONGEST_HEADER; bytes *= 4) {
@@ -161,9 +156,9 @@ async function estimated(source, { hub, settings, signal, onBytes }) {
         }
         if (weights.some(({ blob }) => !blob)) return undefined;
         const readers = weights.map(({ blob, size }) => new Reader(blob, size));
-        const all = [...opened(files), ...weights.map(({ name }, at) => new WebFile(name, readers[at]))];
+        const all = [...opened(files), ...weights.map(({ name }, at) => new kiln.WebFile(name, readers[at]))];
         try {
-            return { ...JSON.parse(await estimate(all, JSON.stringify(settings))), downloadBytes, fileBytes };
+            return { ...JSON.parse(await kiln.estimate(all, JSON.stringify(settings))), downloadBytes, fileBytes };
         } catch (error) {
             if (!readers.some(({ lacks }) => lacks)) throw error;
         }

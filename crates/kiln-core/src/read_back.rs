@@ -126,6 +126,10 @@ pub fn moved<const D: usize, K: Basic + 'static>(
 /// Lets other tasks of an async runtime run. Work on a CPU is done when it is requested, so a future that
 /// awaits nothing else would keep its thread until all work is done.
 pub async fn yield_now() {
+    #[cfg(target_family = "wasm")]
+    if browser::is_late() {
+        return browser::turn().await;
+    }
     let mut yielded = false;
     poll_fn(|context| match std::mem::replace(&mut yielded, true) {
         true => Poll::Ready(()),
@@ -135,6 +139,74 @@ pub async fn yield_now() {
         }
     })
     .await;
+}
+
+/// Turns of a browser's event loop. A task that is woken at once goes on before the next message of the page
+/// is read.
+#[cfg(target_family = "wasm")]
+mod browser {
+    use std::{
+        cell::Cell,
+        future::poll_fn,
+        sync::{Arc, Mutex, PoisonError},
+        task::{Poll, Waker},
+        time::Duration,
+    };
+
+    use wasm_bindgen_futures::{
+        JsFuture,
+        js_sys::{Function, Promise, Reflect, global},
+        spawn_local,
+    };
+    use web_time::Instant;
+
+    /// Time after which messages are read. A turn takes up to 4 ms.
+    const PATIENCE: Duration = Duration::from_millis(100);
+
+    thread_local! {
+        static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn is_late() -> bool {
+        let now = Instant::now();
+        let last = LAST.get().unwrap_or_else(|| {
+            LAST.set(Some(now));
+            now
+        });
+        now - last >= PATIENCE
+    }
+
+    #[derive(Default)]
+    struct Turn {
+        is_over: bool,
+        waker: Option<Waker>,
+    }
+
+    /// Lets the browser read its messages.
+    pub(super) async fn turn() {
+        let turn = Arc::new(Mutex::new(Turn::default()));
+        let ended = turn.clone();
+        spawn_local(async move {
+            let timeout = Reflect::get(&global(), &"setTimeout".into()).map(Function::from);
+            if let Ok(timeout) = timeout {
+                let mut begin = |resolve: Function, _: Function| _ = timeout.call1(&global(), &resolve);
+                _ = JsFuture::from(Promise::new(&mut begin)).await;
+            }
+            LAST.set(Some(Instant::now()));
+            let mut turn = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            turn.is_over = true;
+            turn.waker.take().into_iter().for_each(Waker::wake);
+        });
+        poll_fn(|context| {
+            let mut turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            if turn.is_over {
+                return Poll::Ready(());
+            }
+            turn.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
 }
 
 /// Whether [`wait`] can wait for a device.

@@ -90,7 +90,7 @@ fn compared(Verdict { kernel, path, dtype, compared, wrong, why }: &Verdict) -> 
 }
 
 async fn opened() -> kiln::Result<Opened> {
-    device::open_async(DeviceName::Wgpu(None)).await
+    device::open_async(DeviceName::Auto).await
 }
 
 fn described(device: &Opened) -> Value {

@@ -53,7 +53,7 @@ impl LoadOptions {
         let plan = self.cache.as_deref().map(Plan::named).transpose()?;
         let when = if self.self_test == Some(false) { SelfTest::Never } else { SelfTest::Once };
         let builder = ModelBuilder::from_source(Arc::new(WebSource::new(name, files)?));
-        let builder = builder.device(DeviceName::Wgpu(None)).dtype(dtype).plan(plan);
+        let builder = builder.device(DeviceName::Auto).dtype(dtype).plan(plan);
         Ok(builder.memory(self.memory).self_test(when))
     }
 }

@@ -10,6 +10,7 @@ use burn::{
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use kiln_products::threads::share;
+#[cfg(target_arch = "x86_64")]
 use kiln_simd::Instructions;
 use pulp::{Arch, Simd, WithSimd};
 

@@ -16,7 +16,10 @@ pub(super) fn info() -> Result<DeviceInfo> {
     Ok(DeviceInfo {
         name: DeviceName::Cpu,
         class: DeviceClass::Cpu,
-        adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
+        adapter: match cfg!(target_family = "wasm") {
+            true => "WebAssembly".to_owned(),
+            false => format!("{brand} ({} threads)", rayon::current_num_threads()),
+        },
         driver: "burn-flex".to_owned(),
         api: format!("native, {}", kiln_simd::best().name()),
         memory: memory(),

@@ -63,11 +63,11 @@ pub(super) fn version() -> Option<String> {
     None
 }
 
-/// Bytes of system memory; `None` in builds without a way to ask.
-#[cfg(all(any(feature = "cpu", feature = "wgpu"), not(target_family = "wasm")))]
+/// Bytes of system memory; `None` in builds without a way to ask, and in browsers.
+#[cfg(any(feature = "cpu", all(feature = "wgpu", not(target_family = "wasm"))))]
 #[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
 pub(super) fn memory() -> Option<u64> {
-    #[cfg(feature = "cpu")]
+    #[cfg(all(feature = "cpu", not(target_family = "wasm")))]
     {
         use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -77,6 +77,6 @@ pub(super) fn memory() -> Option<u64> {
         let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
         Some(limit.min(system.total_memory()))
     }
-    #[cfg(not(feature = "cpu"))]
+    #[cfg(any(not(feature = "cpu"), target_family = "wasm"))]
     None
 }
