@@ -153,8 +153,8 @@ impl Lanes for Portable {
     }
 }
 
-/// Converts a float16 number in a few instructions that compilers make vectors of: the bits of its exponent and
-/// fraction, as those of a float32 number, are that number by 2^112 too small.
+/// Converts a float16 number in a few instructions that compilers make vectors of: the bits of its exponent
+/// and fraction, as those of a float32 number, are that number by 2^112 too small.
 #[inline(always)]
 fn float_of_half(bits: u16) -> f32 {
     const SCALE: f32 = f32::from_bits((127 + 112) << 23);
