@@ -283,7 +283,12 @@ async fn turns(
             }
         }
         while let Ok(work) = queued.try_recv() {
+            let computes = matches!(work, Work::Call(_));
             take(work, model, &mut engine, readers, &mut deferred, turns_of_all).await;
+            // Answers go on between computations: the next one may be queued by now, again and again.
+            if computes {
+                break;
+            }
         }
         deferred.retain(|job: &Job| !job.reader.is_closed());
         if readers.len() < before || engine.is_idle() {
