@@ -13,7 +13,7 @@ use burn::tensor::DType;
 use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
-    budget::{Budget, Claim},
+    budget::Claim,
     device_state::{DeviceState, Refusals},
     files::FolderSource,
     read_back,
@@ -26,7 +26,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
-    ConfigFile, Configured, LoadTarget, Mixture, RandomWeights, Sizes,
+    ConfigFile, Configured, LoadTarget, Mixture, RandomWeights,
     checkpoint::{Adapter, Checkpoint, Loader},
     configure, count_elements,
 };
@@ -37,8 +37,7 @@ use super::{Loaded, Model};
 use crate::{
     chat::chat_templates,
     embedding::EmbeddingConfig,
-    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
-    out_of_memory::{claim_weights, usable},
+    folder::{generation_config, own_plan, tokenizer},
     self_test::{self, Ends, ModelVerdict, SelfTest, Trusted},
     speech::SpeechConfig,
 };
@@ -119,7 +118,7 @@ pub struct ModelBuilder<'a> {
     weights: WeightSource,
     device: Place,
     /// Stages after the first: number of the first block, and device.
-    further_stages: Vec<(usize, Opened)>,
+    pub(super) further_stages: Vec<(usize, Opened)>,
     dtype: DtypeChoice,
     pub(super) kernels: Choice,
     arithmetic: Arithmetic,
@@ -129,10 +128,10 @@ pub struct ModelBuilder<'a> {
     largest_binding: Option<usize>,
     on_progress: Option<Box<dyn FnMut(LoadProgress) + 'a>>,
     pub(super) plan: Option<Plan>,
-    memory: Option<u64>,
-    resident_experts: Option<usize>,
+    pub(super) memory: Option<u64>,
+    pub(super) resident_experts: Option<usize>,
     self_test: SelfTest,
-    tokens: usize,
+    pub(super) tokens: usize,
     /// Folders of adapters, with their scales.
     adapters: Vec<(Arc<dyn Source>, f32)>,
 }
@@ -553,41 +552,6 @@ impl<'a> ModelBuilder<'a> {
         checkpoint.pack_as(mixture, self.packed_tensors.as_ref())
     }
 
-    /// Claims the memory of the weights of each stage. Returns also the bytes of all.
-    pub(super) fn claims(
-        &self,
-        checkpoint: &Checkpoint,
-        configured: &dyn Configured,
-        dtype: DType,
-        plan: &Plan,
-        (devices, stages): (&Stages<Opened>, &Stages<Trusted>),
-    ) -> Result<(u64, Stages<Claim>)> {
-        let placement = stages.map(|stage| stage.kernels.clone());
-        let by_stage = match &self.further_stages[..] {
-            [] => checkpoint.held_bytes(placement.first(), dtype).into(),
-            _ => checkpoint.held_bytes_by_stage(&placement, dtype)?,
-        };
-        let held: u64 = by_stage.iter().sum();
-        let of_experts = checkpoint.held_expert_bytes(placement.first(), dtype);
-        let spared = self.spared(&stages.first().device, &configured.sizes(), of_experts)?;
-        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        // Weights that are packed would not be smaller in float16.
-        let half = match devices.first().half_dtype(configured.fits_float16()) {
-            Some(half) if held >= elements * dtype.size() as u64 => half.size(),
-            _ => dtype.size(),
-        };
-        let bytes: Vec<u64> = by_stage.iter().map(|held| held.saturating_sub(spared)).collect();
-        let mut of_stage = bytes.iter().copied();
-        let claims = claim_weights(
-            &self.budgets(stages).map(|budget| (budget.clone(), of_stage.next().unwrap_or(0))),
-            plan.build(&configured.needs(), &placement)?,
-            self.tokens,
-            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
-            [dtype.size(), half],
-        )?;
-        Ok((bytes.iter().sum(), claims))
-    }
-
     async fn make_up(&self, config: &ConfigFile, devices: &Stages<Opened>) -> Result<Loaded> {
         if self.quant.is_some() {
             let why = "packs no random weights; save them as a folder and load that".to_owned();
@@ -722,44 +686,6 @@ impl<'a> ModelBuilder<'a> {
             largest_binding: self.largest_binding_on(device),
             copied: device.is_asynchronous(),
         })
-    }
-
-    /// The budget of each stage. Stages on one device share a budget.
-    fn budgets(&self, stages: &Stages<Trusted>) -> Stages<Budget> {
-        let mut known: Vec<(&Opened, Budget)> = Vec::new();
-        for Trusted { device, .. } in stages.iter() {
-            if known.iter().all(|(other, _)| other.device != device.device) {
-                known.push((device, self.budget(device)));
-            }
-        }
-        stages.map(|Trusted { device, .. }| {
-            let same = known.iter().find(|(other, _)| other.device == device.device);
-            same.map_or_else(|| self.budget(device), |(_, budget)| budget.clone())
-        })
-    }
-
-    /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host
-    /// memory.
-    fn spared(&self, device: &Opened, sizes: &Sizes, bytes: u64) -> Result<u64> {
-        let Some(resident) = self.resident_experts else { return Ok(0) };
-        match sizes.offloaded_bytes(resident, bytes) {
-            // The memory of the CPU device is host memory.
-            Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
-            Some(bytes) => Ok(bytes),
-            None => {
-                let why =
-                    "is for mixtures of experts, and this model has no experts; leave it out".to_owned();
-                Err(Error::Setting { name: "offload_experts", why })
-            }
-        }
-    }
-
-    fn budget(&self, device: &Opened) -> Budget {
-        let info = &device.info;
-        let budget = Budget::new(self.memory.or_else(|| usable(info)));
-        budget.set_device_memory(info.memory);
-        budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());
-        if info.class == DeviceClass::Cpu { budget.of_this_process() } else { budget }
     }
 
     fn largest_binding_on(&self, device: &Opened) -> usize {

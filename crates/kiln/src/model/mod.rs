@@ -1,8 +1,8 @@
 //! A model on a device, with the settings from its folder.
 
-mod estimate;
 mod generating;
 mod loading;
+mod memory;
 
 use std::{
     fmt,
@@ -26,9 +26,9 @@ use kiln_kernels::{Arithmetic, Kernels, Placement, device::Opened};
 use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
 use sha2::{Digest, Sha256};
 
-pub use estimate::Estimate;
 pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, LoadProgress, ModelBuilder, name_of};
+pub use memory::Estimate;
 
 use crate::{
     embedding::{EmbeddingConfig, EmbeddingInput, EmbeddingRequest},
