@@ -9,13 +9,11 @@
 import { execFileSync } from "node:child_process";
 import { createReadStream, readFileSync, statSync } from "node:fs";
 import { createServer } from "node:http";
-import { createRequire } from "node:module";
 import { basename, extname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { brotliCompressSync, constants, gzipSync } from "node:zlib";
+import { launch, modules, names } from "./browsers.mjs";
 
-const modules = process.env.KILN_NODE_MODULES;
-const puppeteer = createRequire(modules ? join(modules, "x.js") : import.meta.url)("puppeteer-core");
 const [binary, file, only] = process.argv.slice(2);
 if (!binary || !file) {
     console.error("bench_web: error: say which kiln to compare with, and which GGUF file to load");
@@ -27,16 +25,6 @@ const TOKENS = 32;
 const WORDS = "the quick brown fox jumps over the lazy dog and then it sleeps under a tree near the old river".split(" ");
 /** Prompts that begin differently, so that nothing is reused. */
 const prompt = (number) => [`${number}`, ...Array.from({ length: 63 }, (_, at) => WORDS[(at * (number + 1)) % WORDS.length])].join(" ");
-const browsers = {
-    chrome: {
-        executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-        args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"],
-    },
-    firefox: {
-        executablePath: process.env.FIREFOX ?? "/usr/bin/firefox-esr",
-        extraPrefsFirefox: { "dom.webgpu.enabled": true, "gfx.webgpu.ignore-blocklist": true },
-    },
-};
 
 /** Pages with threads need these headers. */
 const HEADERS = { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" };
@@ -112,15 +100,14 @@ const rows = [];
 const row = (...cells) => rows.push(cells.map(String));
 const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
 
-for (const [name, { executablePath, args, extraPrefsFirefox }] of Object.entries(browsers)) {
-    if (only && only !== name) continue;
+for (const name of names(only)) {
     const runs = [["kiln-web", kiln, {}]];
     if (wllama && statSync(wllama, { throwIfNoEntry: false })) {
         runs.push(["wllama, WebGPU", peer, { layers: 999 }], ["wllama, CPU", peer, { layers: 0 }]);
     }
     for (const [what, begin, options] of runs) {
         // A browser for each, so that none has the memory of another.
-        const browser = await puppeteer.launch({ browser: name, executablePath, headless: true, args, extraPrefsFirefox, protocolTimeout: 900_000 });
+        const browser = await launch(name, 900_000);
         try {
             const page = await browser.newPage();
             await page.goto(address);

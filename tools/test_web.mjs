@@ -9,13 +9,11 @@ import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, symlinkSync } from "node:fs";
 import { createServer } from "node:http";
-import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { extname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { launch, modules, names } from "./browsers.mjs";
 
-const modules = process.env.KILN_NODE_MODULES;
-const puppeteer = createRequire(modules ? join(modules, "x.js") : import.meta.url)("puppeteer-core");
 const [binary, only] = process.argv.slice(2);
 if (!binary) {
     console.error("test_web: error: say which kiln to compare with");
@@ -23,16 +21,6 @@ if (!binary) {
 }
 const root = fileURLToPath(new URL("..", import.meta.url));
 const demo = join(root, "assets/demo");
-const browsers = {
-    chrome: {
-        executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-        args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"],
-    },
-    firefox: {
-        executablePath: process.env.FIREFOX ?? "/usr/bin/firefox-esr",
-        extraPrefsFirefox: { "dom.webgpu.enabled": true, "gfx.webgpu.ignore-blocklist": true },
-    },
-};
 /** Each step ends after this many milliseconds. */
 const PATIENCE = 240_000;
 
@@ -578,11 +566,10 @@ async function run(name, browser) {
     site.server.close();
 }
 
-for (const [name, { executablePath, args, extraPrefsFirefox }] of Object.entries(browsers)) {
-    if (only && only !== name) continue;
+for (const name of names(only)) {
     let browser;
     try {
-        browser = await puppeteer.launch({ browser: name, executablePath, headless: true, args, extraPrefsFirefox, protocolTimeout: PATIENCE });
+        browser = await launch(name, PATIENCE);
         console.log(`# ${await browser.version()}`);
         await run(name, browser);
     } catch (error) {

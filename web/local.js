@@ -45,7 +45,7 @@ let needs = "";
 function onProgress({ stage, file, loaded, total, estimate }) {
     if (stage === "estimate") {
         const { weightBytes, cacheBytesPerToken } = estimate;
-        needs = `; it takes ${megabytes(weightBytes)} on the GPU, and ${(cacheBytesPerToken / 1e3).toFixed(1)} kB for each token`;
+        needs = `; it takes ${megabytes(weightBytes)}, and ${(cacheBytesPerToken / 1e3).toFixed(1)} kB for each token`;
         return;
     }
     const progress = element("progress");
@@ -53,7 +53,7 @@ function onProgress({ stage, file, loaded, total, estimate }) {
     if (total) [progress.value, progress.max] = [loaded, total];
     else progress.removeAttribute("value");
     const of = total ? `${megabytes(loaded)} of ${megabytes(total)}` : megabytes(loaded);
-    tell(stage === "download" ? `Fetching ${file}: ${of}${needs}` : `Loading to the GPU: ${of}`);
+    tell(stage === "download" ? `Fetching ${file}: ${of}${needs}` : `Loading: ${of}`);
 }
 
 async function load(source) {

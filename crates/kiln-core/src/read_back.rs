@@ -63,6 +63,8 @@ impl ReadBack {
         match &mut self.0 {
             State::Reading(read) => {
                 let data = read.await;
+                #[cfg(target_family = "wasm")]
+                browser::turned();
                 self.0 = State::Taken;
                 data
             }
@@ -145,14 +147,9 @@ pub async fn yield_now() {
 /// is read.
 #[cfg(target_family = "wasm")]
 mod browser {
-    use std::{
-        cell::Cell,
-        future::poll_fn,
-        sync::{Arc, Mutex, PoisonError},
-        task::{Poll, Waker},
-        time::Duration,
-    };
+    use std::{cell::Cell, time::Duration};
 
+    use futures_channel::oneshot;
     use wasm_bindgen_futures::{
         JsFuture,
         js_sys::{Function, Promise, Reflect, global},
@@ -168,44 +165,30 @@ mod browser {
     }
 
     pub(super) fn is_late() -> bool {
-        let now = Instant::now();
-        let last = LAST.get().unwrap_or_else(|| {
-            LAST.set(Some(now));
-            now
-        });
-        now - last >= PATIENCE
+        if LAST.get().is_none() {
+            turned();
+        }
+        LAST.get().is_some_and(|last| last.elapsed() >= PATIENCE)
     }
 
-    #[derive(Default)]
-    struct Turn {
-        is_over: bool,
-        waker: Option<Waker>,
+    /// Notes that the browser had a turn, such as while a read was awaited.
+    pub(super) fn turned() {
+        LAST.set(Some(Instant::now()));
     }
 
     /// Lets the browser read its messages.
     pub(super) async fn turn() {
-        let turn = Arc::new(Mutex::new(Turn::default()));
-        let ended = turn.clone();
+        let (end, ended) = oneshot::channel();
+        // Apart, because objects of JavaScript cannot be sent between threads, and futures of the engine are.
         spawn_local(async move {
-            let timeout = Reflect::get(&global(), &"setTimeout".into()).map(Function::from);
-            if let Ok(timeout) = timeout {
+            if let Ok(timeout) = Reflect::get(&global(), &"setTimeout".into()).map(Function::from) {
                 let mut begin = |resolve: Function, _: Function| _ = timeout.call1(&global(), &resolve);
                 _ = JsFuture::from(Promise::new(&mut begin)).await;
             }
-            LAST.set(Some(Instant::now()));
-            let mut turn = ended.lock().unwrap_or_else(PoisonError::into_inner);
-            turn.is_over = true;
-            turn.waker.take().into_iter().for_each(Waker::wake);
+            turned();
+            _ = end.send(());
         });
-        poll_fn(|context| {
-            let mut turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            if turn.is_over {
-                return Poll::Ready(());
-            }
-            turn.waker = Some(context.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        _ = ended.await;
     }
 }
 
