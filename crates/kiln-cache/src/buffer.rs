@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
-    Error, Result,
+    Error, Result, gapless,
     layer::{Footprint, Kv, KvSpan, Parents, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot},
@@ -273,7 +273,7 @@ fn resized(
 ) -> Tensor<4> {
     let [rows, heads, _, dim] = like.dims();
     let device = like.device();
-    let allocate = |()| Tensor::<4>::zeros([rows, heads, slots, dim], (&device, like.dtype()));
+    let allocate = |()| gapless::zeros([rows, heads, slots, dim], (&device, like.dtype()));
     let new = match lives {
         Lifetime::UntilItGrows => allocate(()),
         Lifetime::AsLongAsTheSequence => device.memory_persistent_allocations((), allocate),

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod device_state;
 pub mod error;
 pub mod files;
+pub mod gapless;
 pub mod host_data;
 pub mod layer;
 pub mod model;

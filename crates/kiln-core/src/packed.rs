@@ -6,7 +6,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use crate::{Error, Result};
+use crate::{Error, Result, gapless};
 
 /// Which elements form a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,8 +135,8 @@ impl PackedBuffer {
     /// Creates a buffer of zeros for the unpacked shape `[batch, kv_heads, slots, head_dim]`.
     pub fn zeros(shape: [usize; 4], packing: Packing, device: &Device) -> Self {
         Self {
-            codes: Tensor::zeros(packing.codes_shape(shape), (device, DType::I32)),
-            scales: Tensor::zeros(packing.scales_shape(shape), (device, DType::I32)),
+            codes: gapless::zeros(packing.codes_shape(shape), (device, DType::I32)),
+            scales: gapless::zeros(packing.scales_shape(shape), (device, DType::I32)),
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
-    Error, Result,
+    Error, Result, gapless,
     layer::{CacheLayer, Footprint, Rings, StateLayer, StepShape},
     need::{RecurrentNeed, RingEntries, RingNeed},
     slot::{AnySlot, Slot},
@@ -74,7 +74,7 @@ impl Recurrent {
     fn rings(&self, rows: usize, history: usize, dtype: DType, device: &Device) -> Rings {
         let ring = |ring: &RingNeed| {
             let dtype = if ring.is_float32() { DType::F32 } else { dtype };
-            Tensor::zeros([rows, ring.groups, ring.slots(history), ring.width], (device, dtype))
+            gapless::zeros([rows, ring.groups, ring.slots(history), ring.width], (device, dtype))
         };
         self.need.rings.iter().map(ring).collect()
     }

@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 
 use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
-    Error, Result,
+    Error, Result, gapless,
     layer::{Kv, KvLayer, StepShape},
 };
 
@@ -325,7 +325,7 @@ fn apart((keys, values): &Kv) -> Kv {
 
 fn zeros(like: &Tensor<4>, slots: usize) -> Tensor<4> {
     let [_, heads, _, dim] = like.dims();
-    Tensor::zeros([1, heads, slots, dim], (&like.device(), like.dtype()))
+    gapless::zeros([1, heads, slots, dim], (&like.device(), like.dtype()))
 }
 
 /// Writes `new` to the slots from `first` on.
@@ -343,7 +343,7 @@ fn copied((keys, values): &Kv, Region { base, slots }: Region, rows: usize) -> K
         let [_, heads, _, dim] = tensor.dims();
         let rows = (0..rows).map(|row| tensor.clone().narrow(2, base + row * slots, slots));
         // Copied into new memory: a view would keep the whole buffer from being written in place.
-        let new = Tensor::zeros([rows.len(), heads, slots, dim], (&tensor.device(), tensor.dtype()));
+        let new = gapless::zeros([rows.len(), heads, slots, dim], (&tensor.device(), tensor.dtype()));
         rows.enumerate()
             .fold(new, |new, (row, own)| new.slice_assign([row..row + 1, 0..heads, 0..slots, 0..dim], own))
     };

@@ -1,8 +1,6 @@
 //! Attention over packed keys and values, followed by recent ones that are not packed.
 
 use burn::tensor::{FloatDType, Int, IntDType, Tensor};
-#[cfg(feature = "cube")]
-use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "wgpu")]
 use kiln_core::packed::{PackedBuffer, Packing};
 use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
@@ -330,7 +328,7 @@ fn wgsl(
     };
     use crate::{
         cache::kv_pack::picks,
-        runtime::launch::{Launch, empty, in_order, primitive, strides},
+        runtime::launch::{Launch, empty, in_order, in_rows, primitive, strides},
         shaders::attention_packed::Info,
     };
 
@@ -348,8 +346,7 @@ fn wgsl(
 
     let (positions, end) = (in_order(positions.on_device), primitive(packed.end));
     let [keys, key_scales, values, value_scales] =
-        [packed.keys.codes, packed.keys.scales, packed.values.codes, packed.values.scales]
-            .map(|tensor| in_rows(primitive(tensor)));
+        [packed.keys.codes, packed.keys.scales, packed.values.codes, packed.values.scales].map(in_rows);
     let Sharing { rows: Rows::Few { fours, chunk }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
@@ -402,13 +399,4 @@ fn wgsl(
     let tensors = [&q, &keys, &key_scales, &values, &value_scales, &positions, &end, &parts];
     launch.run(workgroups, tensors, info);
     combine(parts, sinks, dtype, dims)
-}
-
-/// Makes the numbers of each row contiguous.
-#[cfg(feature = "cube")]
-pub(super) fn in_rows(tensor: CubeTensor) -> CubeTensor {
-    if tensor.meta.strides()[3] == 1 || tensor.meta.shape()[3] == 1 {
-        return tensor;
-    }
-    burn_cubecl::kernel::into_contiguous(tensor)
 }

@@ -198,7 +198,7 @@ mod cube {
             fours::Four,
             packed_reader::{Reading, TABLE, halves_of, read_four, read_group, read_words, write_table},
         },
-        runtime::launch::{LANES, address_type, count, empty, has_half, in_order},
+        runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
     };
 
     /// A lane unpacks half a run.
@@ -241,7 +241,7 @@ mod cube {
         let (rows, columns) = (inputs.rows(), inputs.matrix.columns());
         let Unpack { matrix, ids } = inputs;
         let streams = matrix.format().streams();
-        let words = in_order(match ids {
+        let words = in_rows(match ids {
             Some(ids) => matrix.words.select(0, ids),
             None => matrix.words,
         });

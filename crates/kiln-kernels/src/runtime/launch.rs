@@ -39,6 +39,17 @@ where
     into_contiguous(primitive(tensor))
 }
 
+/// Returns a tensor whose rows, along the last dimension, have their elements in order. There may be gaps
+/// between rows.
+pub(crate) fn in_rows<const D: usize, K>(tensor: Tensor<D, K>) -> CubeTensor
+where
+    K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
+{
+    let tensor = primitive(tensor);
+    let is_in_rows = tensor.meta.strides().last() == Some(&1) || tensor.meta.shape().last() == Some(&1);
+    if is_in_rows { tensor } else { into_contiguous(tensor) }
+}
+
 /// Allocates a result with the shape and type of `tensor`, without gaps.
 pub(crate) fn empty_like(tensor: &CubeTensor) -> CubeTensor {
     empty(tensor, tensor.meta.shape().clone(), tensor.dtype)

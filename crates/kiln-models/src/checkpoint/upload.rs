@@ -1,7 +1,7 @@
 //! Uploading: how tensors travel to the device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData, kind::Basic, s};
-use kiln_core::{Result, device_state::DeviceState};
+use kiln_core::{Result, device_state::DeviceState, gapless};
 
 use super::locate::Piece;
 use crate::LoadTarget;
@@ -48,8 +48,8 @@ impl Uploader {
             return self.send(decode(pieces, shape)?, shape, dtype);
         }
         let device = &self.device.clone();
-        let mut whole = device
-            .memory_persistent_allocations(shape, |shape| Tensor::<D, K>::empty(shape, (device, dtype)));
+        let mut whole =
+            device.memory_persistent_allocations(shape, |shape| gapless::empty(shape, (device, dtype)));
         let mut start = 0;
         for piece in pieces {
             for first in (0..piece.rows).step_by(rows) {
@@ -76,7 +76,7 @@ impl Uploader {
     ) -> Result<Tensor<D, K>> {
         let device = &self.device;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
-            Tensor::<D, K>::from_data(data, (device, dtype))
+            gapless::from_data(data, (device, dtype))
         });
         self.in_flight += shape.iter().product::<usize>() * dtype.size();
         if self.in_flight >= IN_FLIGHT {

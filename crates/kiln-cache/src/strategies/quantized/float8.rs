@@ -4,7 +4,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kiln_core::{
-    Result,
+    Result, gapless,
     layer::{Footprint, Kv, Limits, Positions, StepShape},
     need::{AttentionNeed, Stream},
     slot::Slot,
@@ -155,7 +155,7 @@ impl KvPolicy for Float8Policy {
             let buffer = match old {
                 Some(old) if is_kept => old,
                 old => {
-                    let empty = Tensor::zeros([rows, heads, slots, words], (&new.device(), new.dtype()));
+                    let empty = gapless::zeros([rows, heads, slots, words], (&new.device(), new.dtype()));
                     match old {
                         Some(old) => {
                             let held = [0..rows, 0..heads, 0..first, 0..words];

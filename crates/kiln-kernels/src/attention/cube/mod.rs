@@ -18,10 +18,12 @@ use kiln_core::packed::{Along, Packing};
 use self::combine::combine_parts;
 use super::{
     Buffers, Limits,
-    packed::{AttentionPacked, in_rows},
+    packed::AttentionPacked,
     sharing::{Rows, Sharing, Written, over_chain},
 };
-use crate::runtime::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
+use crate::runtime::launch::{
+    LANES, address_type, comes_in_fours, count, empty, in_order, in_rows, primitive,
+};
 
 /// `vec4<f32>` in WGSL.
 type Four = Vector<f32, Const<4>>;
@@ -318,8 +320,7 @@ pub(super) fn packed(
 
     let (positions, end) = (in_order(positions.on_device), primitive(kv.end));
     let [keys, key_scales, values, value_scales] =
-        [kv.keys.codes, kv.keys.scales, kv.values.codes, kv.values.scales]
-            .map(|tensor| in_rows(primitive(tensor)));
+        [kv.keys.codes, kv.keys.scales, kv.values.codes, kv.values.scales].map(in_rows);
     let Sharing { rows: Rows::Few { fours, chunk }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };

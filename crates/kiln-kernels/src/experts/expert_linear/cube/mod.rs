@@ -15,7 +15,7 @@ use crate::{
         packed::PackedMatrix,
         packed_reader::{Reading, halves_of},
     },
-    runtime::launch::{LANES, address_type, count, empty, has_half, in_order},
+    runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
 };
 
 /// The rows and matrices in a block, and the number of rows of a whole matrix.
@@ -105,7 +105,7 @@ impl Product {
     /// The words of a packed weight, and how to read them.
     fn packed(&self, matrix: &PackedMatrix) -> (CubeTensor, Reading) {
         let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y) };
-        (in_order(matrix.words.clone()), reading)
+        (in_rows(matrix.words.clone()), reading)
     }
 
     fn block(&self, StackBlock { members, rows, .. }: &StackBlock) -> BlockLaunch {

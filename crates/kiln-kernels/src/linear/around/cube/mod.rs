@@ -24,7 +24,9 @@ use crate::{
         packed_reader::{Reading, halves_of},
     },
     norm::rms_norm::NormOrder,
-    runtime::launch::{LANES, address_type, comes_in_fours, count, empty, has_half, in_order, primitive},
+    runtime::launch::{
+        LANES, address_type, comes_in_fours, count, empty, has_half, in_order, in_rows, primitive,
+    },
 };
 
 /// The operation that follows a product.
@@ -271,7 +273,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
         }
         Matrix::Packed(matrix) => {
             let streams = matrix.format().streams();
-            let words = in_order(matrix.words);
+            let words = in_rows(matrix.words);
             packed::linear_packed::launch(
                 &client,
                 groups,
