@@ -31,7 +31,7 @@ const HIDDEN: usize = 256;
 const EXPERTS: usize = 5;
 
 /// Creates a model folder with random weights.
-fn folder(config: &Json, tensors: &[(String, Vec<usize>)]) -> TempDir {
+pub(crate) fn folder(config: &Json, tensors: &[(String, Vec<usize>)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let mut seed = 3u32;

@@ -44,6 +44,33 @@ impl Llama {
             "max_position_embeddings": 1 << 20,
         }))
     }
+
+    /// Names and shapes of the tensors in a folder.
+    pub(crate) fn tensors(self) -> Vec<(String, Vec<usize>)> {
+        let Self { layers, hidden, heads, kv_heads, intermediate, vocab } = self;
+        let keys = hidden / heads * kv_heads;
+        let outside = [
+            ("model.embed_tokens", vec![vocab, hidden]),
+            ("model.norm", vec![hidden]),
+            ("lm_head", vec![vocab, hidden]),
+        ];
+        let of_layer = [
+            ("input_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![hidden, hidden]),
+            ("self_attn.k_proj", vec![keys, hidden]),
+            ("self_attn.v_proj", vec![keys, hidden]),
+            ("self_attn.o_proj", vec![hidden, hidden]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("mlp.gate_proj", vec![intermediate, hidden]),
+            ("mlp.up_proj", vec![intermediate, hidden]),
+            ("mlp.down_proj", vec![hidden, intermediate]),
+        ];
+        let layer = |i: usize| {
+            of_layer.clone().map(|(name, shape)| (format!("model.layers.{i}.{name}.weight"), shape))
+        };
+        let outside = outside.map(|(name, shape)| (format!("{name}.weight"), shape));
+        outside.into_iter().chain((0..layers).flat_map(layer)).collect()
+    }
 }
 
 /// Names of the recorded text models, one for each architecture: that of its `model_type`.

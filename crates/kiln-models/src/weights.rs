@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kiln_core::{Error, Result, host_data};
+use kiln_core::{Error, Result, gapless, host_data};
 use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use, product};
 
 /// The device that the weights of a stage are loaded to.
@@ -246,6 +246,10 @@ impl Rows {
         Tensor::cat(self.blocks.iter().map(project).collect(), 2)
     }
 
+    pub(crate) fn matrices(&self) -> &[Matrix] {
+        &self.blocks
+    }
+
     /// Returns the matrix, if it was not cut.
     pub(crate) fn whole(&self) -> Option<&Matrix> {
         match &self.blocks[..] {
@@ -305,9 +309,9 @@ impl HostMatrix {
     fn to_device(&self, device: &Device) -> Matrix {
         let options = (device, self.data.dtype());
         match self.packed {
-            None => Matrix::Dense(Tensor::from_data(self.data.clone(), options)),
+            None => Matrix::Dense(gapless::from_data(self.data.clone(), options)),
             Some((layout, shape, use_as)) => {
-                let words = Tensor::from_data(self.data.clone(), options);
+                let words = gapless::from_data(self.data.clone(), options);
                 Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as))
             }
         }

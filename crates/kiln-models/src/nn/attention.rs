@@ -1,5 +1,7 @@
 //! Grouped-query attention, with rotary positions if the model has them.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor, activation::sigmoid};
 use kiln_core::{
     Error, Result,
@@ -16,6 +18,7 @@ use super::{
     linear::{Factors, Linear},
     norm::{Norm, NormKind, Normed},
     places::{Frame, Kept, Places, Tables},
+    projections::Projections,
     rope::{RopeKind, Ropes},
 };
 use crate::{Part, Sizes, Weights};
@@ -427,87 +430,72 @@ impl Attention {
     ) -> ([Tensor<4>; 3], Option<Tensor<3>>) {
         let [batch, tokens, _] = normed.x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let (both, of_keys) = (heads + kv_heads, heads * head_dim);
         // Rotation of halves is fused with the product, unless heads are normed in between.
-        let (then, tables) = match (&self.head_norms, tables) {
-            (None, Some((cos, sin))) if pairs == RotaryPairs::Halves => {
-                let then =
-                    Then::Rotate { cos: cos.clone(), sin: sin.clone(), heads: heads + kv_heads, head_dim };
-                (then, Some((cos, sin)))
+        let in_product = self.head_norms.is_none() && pairs == RotaryPairs::Halves;
+        let then = |results: Range<usize>| {
+            let Some((cos, sin)) = tables.as_ref().filter(|_| in_product) else { return Some(Then::Nothing) };
+            let own = results.end.min(both * head_dim).saturating_sub(results.start);
+            let whole = results.start.is_multiple_of(head_dim) && own.is_multiple_of(head_dim);
+            match own / head_dim {
+                _ if own > 0 && !whole => None,
+                0 => Some(Then::Nothing),
+                heads => Some(Then::Rotate { cos: cos.clone(), sin: sin.clone(), heads, head_dim }),
             }
-            (_, tables) => (Then::Nothing, tables),
         };
-        let rotates = matches!(then, Then::Rotate { .. });
-        let (all, rotated) = match self.qkv_proj.fused(&normed, then, kernels) {
-            Some(all) => (all, rotates),
-            None => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
+        let (all, is_rotated): (Projections, bool) = match self.qkv_proj.fused_blocks(&normed, then, kernels)
+        {
+            Some(blocks) => (blocks.into(), in_product),
+            None => (self.qkv_proj.forward(normed.compute(kernels), kernels).into(), false),
         };
-        let before_gate = (heads + kv_heads) * head_dim + kv_heads * value_dim;
-        let gate = self.config.gate.map(|_| all.clone().narrow(2, before_gate, heads * value_dim));
-        let [both, values] = self.split(all);
+        let gates = both * head_dim + kv_heads * value_dim;
+        let gate = self.config.gate.map(|_| all.numbers(gates..gates + heads * value_dim));
+        let of_values = if self.config.values_are_keys { of_keys } else { both * head_dim };
         let values = match &self.value_norm {
             Some(norm) => {
-                let vectors = values.reshape([batch * tokens, kv_heads, value_dim]);
+                let vectors = all.vectors(of_values, kv_heads, value_dim);
                 norm.forward(vectors, kernels).reshape([batch, tokens, kv_heads, value_dim])
             }
-            None => values,
+            None => all.heads(of_values, kv_heads, value_dim),
         };
         let values = values.swap_dims(1, 2);
         let rotate = |x: Tensor<4>| match &tables {
-            Some((cos, sin)) if !rotated => {
+            Some((cos, sin)) if !is_rotated => {
                 kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone(), pairs })
             }
             _ => x,
         };
-        let [queries, keys] = match &self.head_norms {
-            None => {
-                let both = rotate(both.narrow(2, 0, heads + kv_heads).swap_dims(1, 2));
-                let both = match &self.rotated_norm {
+        let own = [(0, heads), (of_keys, kv_heads)];
+        let [queries, keys] = match (&self.head_norms, &self.rotated_norm) {
+            (None, None) if is_rotated || tables.is_none() => {
+                own.map(|(first, heads)| all.heads(first, heads, head_dim).swap_dims(1, 2))
+            }
+            (None, rotated_norm) => {
+                let together = rotate(all.heads(0, both, head_dim).swap_dims(1, 2));
+                let together = match rotated_norm {
                     Some(norm) => {
-                        let vectors = both.reshape([batch * (heads + kv_heads), tokens, head_dim]);
-                        norm.forward(vectors, kernels).reshape([batch, heads + kv_heads, tokens, head_dim])
+                        let vectors = together.reshape([batch * both, tokens, head_dim]);
+                        norm.forward(vectors, kernels).reshape([batch, both, tokens, head_dim])
                     }
-                    None => both,
+                    None => together,
                 };
-                [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
+                [together.clone().narrow(1, 0, heads), together.narrow(1, heads, kv_heads)]
             }
             // No model norms heads both before and after.
-            Some([q_norm, k_norm]) => {
-                let all_heads = both.dims()[2];
-                let vectors = both.reshape([batch * tokens, all_heads, head_dim]);
+            (Some([q_norm, k_norm]), _) => {
                 let is_whole = matches!(self.config.head_norms, Some(HeadNorms::Whole(_)));
-                [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
-                    let own = vectors.clone().narrow(1, first, heads);
-                    let own = if is_whole { own.reshape([batch, tokens, heads * head_dim]) } else { own };
+                let normed = |norm: &Norm, (first, heads): (usize, usize)| {
+                    let own = match is_whole {
+                        true => all.numbers(first..first + heads * head_dim),
+                        false => all.vectors(first, heads, head_dim),
+                    };
                     let x = norm.forward(own, kernels);
                     rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
-                })
+                };
+                [normed(q_norm, own[0]), normed(k_norm, own[1])]
             }
         };
         ([queries, keys, values], gate)
-    }
-
-    /// Splits the results of all projections into queries and keys, with anything after them, and values.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, numbers]` to `[batch, tokens, heads, width]`.
-    fn split(&self, all: Tensor<3>) -> [Tensor<4>; 2] {
-        let [batch, tokens, _] = all.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
-        let both = heads + kv_heads;
-        if self.config.values_are_keys {
-            let all = all.reshape([batch, tokens, both, head_dim]);
-            return [all.clone(), all.narrow(2, heads, kv_heads)];
-        }
-        if value_dim == head_dim {
-            // Nothing is copied.
-            let gates = if self.config.gate.is_some() { heads } else { 0 };
-            let all = all.reshape([batch, tokens, both + kv_heads + gates, head_dim]);
-            return [all.clone(), all.narrow(2, both, kv_heads)];
-        }
-        let part = |from, heads, width| {
-            all.clone().narrow(2, from, heads * width).reshape([batch, tokens, heads, width])
-        };
-        [part(0, both, head_dim), part(both * head_dim, kv_heads, value_dim)]
     }
 
     /// Applies attention in which every token sees all others, and adds `residual`. Keys and values are not
@@ -517,10 +505,15 @@ impl Attention {
     /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn encode(&self, residual: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, kv_heads, value_dim, scale, softcap, .. } = self.config;
-        let [both, values] = self.split(self.qkv_proj.forward(x, kernels)).map(|x| x.swap_dims(1, 2));
-        let q = both.clone().narrow(1, 0, heads);
-        let keys = both.narrow(1, heads, kv_heads);
+        let AttentionConfig { heads, kv_heads, head_dim, value_dim, scale, softcap, .. } = self.config;
+        let both = heads + kv_heads;
+        let all = Projections::from(self.qkv_proj.forward(x, kernels));
+        let [q, keys, values] = [
+            (0, heads, head_dim),
+            (heads * head_dim, kv_heads, head_dim),
+            (both * head_dim, kv_heads, value_dim),
+        ]
+        .map(|(first, heads, width)| all.heads(first, heads, width).swap_dims(1, 2));
         let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
         let shape = AttentionShape { scale, softcap, window: None, causal: false, end: None, latent: false };
         let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, None, kernels);

@@ -1,6 +1,6 @@
 //! A linear projection, `y = x Wᵀ + b`.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::model::{LowRank, LowRankSource};
@@ -208,22 +208,42 @@ impl Linear {
 
     /// Applies norm, [`forward`](Self::forward) and `then` in one launch; `None` if there is no such kernel.
     pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
+        self.weight.whole()?;
+        self.fused_blocks(normed, |_| Some(then.clone()), kernels)?.pop()
+    }
+
+    /// Applies norm, [`forward`](Self::forward) and an operation after it in one launch for each block of the
+    /// weight; `None` if there is no such kernel. `then` is given the results of a block, counted through all
+    /// of them; `None`: it cannot follow that block.
+    pub(crate) fn fused_blocks(
+        &self,
+        normed: &Normed<'_>,
+        then: impl Fn(Range<usize>) -> Option<Then>,
+        kernels: &Kernels,
+    ) -> Option<Vec<Tensor<3>>> {
         let (Some(Norm::Rms { weight: scale, eps, order }), None) = (normed.norm, &self.factors) else {
             return None;
         };
         if !self.changes.is_empty() {
             return None;
         }
-        let fused = NormedLinear {
-            x: normed.x.clone(),
-            scale: scale.clone(),
-            eps: *eps,
-            order: *order,
-            weight: self.weight.whole()?.clone(),
-            bias: self.bias.clone(),
-            then,
-        };
-        fused.is_fused(kernels).then(|| kernels.run(fused))
+        let mut start = 0;
+        let blocks = self.weight.matrices().iter().map(|block| {
+            let (first, rows) = (start, block.rows());
+            start += rows;
+            let fused = NormedLinear {
+                x: normed.x.clone(),
+                scale: scale.clone(),
+                eps: *eps,
+                order: *order,
+                weight: block.clone(),
+                bias: self.bias.as_ref().map(|bias| bias.clone().narrow(0, first, rows)),
+                then: then(first..start)?,
+            };
+            fused.is_fused(kernels).then_some(fused)
+        });
+        let blocks: Vec<_> = blocks.collect::<Option<_>>()?;
+        Some(blocks.into_iter().map(|block| kernels.run(block)).collect())
     }
 
     /// Computes [`forward`](Self::forward) and adds `residual`, which has the shape of the result, if there

@@ -16,6 +16,7 @@ pub(crate) mod mlp;
 pub(crate) mod names;
 pub(crate) mod norm;
 pub(crate) mod places;
+mod projections;
 pub(crate) mod rope;
 mod shared_attention;
 pub(crate) mod short_conv;
