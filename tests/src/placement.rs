@@ -3,8 +3,8 @@
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    EXACT_ROWS, Engine, Error, Event, GenerationConfig, Model, ModelBuilder, Plan, Request, RequestId,
-    Result, Step, Steps, TokenId,
+    DtypeChoice, EXACT_ROWS, Engine, Error, Event, GenerationConfig, Layers, Model, ModelBuilder, Plan,
+    Request, RequestId, Result, Step, Steps, TokenId,
     device::{self, DeviceClass, Opened},
     expert::{Batch, Logits, read_back::block_on},
 };
@@ -243,4 +243,68 @@ fn a_stage_without_a_block_is_refused_with_a_sentence() {
     let experts = refused(builder().stage(1, cpu.clone()).offload_experts(1));
     assert!(experts.contains("one device"), "{experts}");
     assert!(builder().stage(1, cpu.clone()).load().is_ok());
+}
+
+/// A small model whose blocks are divided.
+const SIX: Llama = Llama { layers: 6, hidden: 64, heads: 4, kv_heads: 2, intermediate: 96, vocab: 97 };
+
+/// The number of blocks of each stage.
+fn numbers(model: &Model) -> Vec<usize> {
+    model.stages().blocks(SIX.layers).map(|(own, _)| own.len()).collect()
+}
+
+#[test]
+fn layers_are_divided_by_numbers() {
+    let cpu = device::open("cpu".parse().unwrap()).unwrap();
+    let loaded = |devices: usize, layers: &str| {
+        let devices = std::iter::repeat_n(cpu.clone(), devices);
+        ModelBuilder::random(SIX.config()).devices(devices, layers.parse().unwrap()).load()
+    };
+    for (devices, layers, want) in [
+        (2, "2,rest", &[2, 4][..]),
+        (2, "2", &[2, 4]),
+        (3, "1,2,rest", &[1, 2, 3]),
+        (3, "1", &[1, 5]),
+        // No block is left for the CPU, or none is on a GPU.
+        (2, "99", &[6]),
+        (2, "0", &[6]),
+        (1, "2", &[6]),
+    ] {
+        assert_eq!(numbers(&loaded(devices, layers).unwrap()), want, "{layers} on {devices}");
+    }
+    let refused = |devices, layers: &str| loaded(devices, layers).map(drop).unwrap_err().to_string();
+    assert!(refused(2, "1,2,rest").contains("2 numbers for 2 devices"), "{}", refused(2, "1,2,rest"));
+    assert!(refused(0, "auto").contains("name at least one"), "{}", refused(0, "auto"));
+}
+
+#[test]
+fn layers_that_fit_are_on_the_first_device() {
+    let cpu = device::open("cpu".parse().unwrap()).unwrap();
+    for (device, opened) in devices().filter(|(_, opened)| opened.info.class != DeviceClass::Cpu) {
+        let model = |memory: u64| {
+            let builder = ModelBuilder::random(SIX.config()).dtype(DtypeChoice::F32).memory(memory);
+            builder.devices([opened.clone(), cpu.clone()], Layers::Fill).load().unwrap()
+        };
+        let whole = model(1 << 30);
+        assert_eq!(numbers(&whole), [6], "{device}");
+        let want = outcome(requests(&whole, whole.plan()).remove(0).steps()).unwrap();
+        // With each MiB more, at least as many blocks are on the device, up to all; their caches fit, too.
+        let mut before = 0;
+        for memory in (1..).map(|n| n << 20) {
+            let model = model(memory);
+            let on_device = match &numbers(&model)[..] {
+                [_] if model.opened().info.class == DeviceClass::Cpu => 0,
+                [own] | [own, _] => *own,
+                others => panic!("{others:?} on {device}"),
+            };
+            assert!(on_device >= before, "{on_device} on {device}, {before} with less memory");
+            let got = outcome(requests(&model, model.plan()).remove(0).steps()).unwrap();
+            assert_eq!(got.len(), want.len(), "{on_device} blocks on {device}");
+            if on_device == SIX.layers {
+                break;
+            }
+            before = on_device;
+        }
+        assert!(before > 0, "some division was between none and all, on {device}");
+    }
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 use clap::Args;
 use kiln::{
     Error, Offload, Plan,
-    device::{self, DeviceName},
+    device::DeviceName,
     expert::{
         files::{self, FolderSource},
         kernels::Choice,
@@ -14,7 +14,10 @@ use kiln::{
 };
 use kiln_testkit::conformance::{self, Line, Setup};
 
-use crate::output::{Result, note, say};
+use crate::{
+    load,
+    output::{Result, note, say},
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {
@@ -45,8 +48,17 @@ pub(crate) struct ConformanceArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ConformancePlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
-    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
-    device: DeviceName,
+    ///
+    /// With several, such as `cuda,cpu`, each computes one layer, and the last one the rest.
+    #[arg(
+        short,
+        long,
+        env = "KILN_DEVICE",
+        default_value = "auto",
+        value_delimiter = ',',
+        value_name = "DEVICE,.."
+    )]
+    device: Vec<DeviceName>,
     /// Implementation of each kernel: auto, reference, wgsl or cube
     #[arg(long, default_value = "auto", value_name = "WHICH")]
     kernels: Choice,
@@ -55,15 +67,19 @@ pub(crate) struct ConformancePlaceArgs {
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(Plan::named).transpose()?;
     args.json.as_deref().map_or(Ok(()), files::check_writable)?;
-    let device = device::open(args.place.device)?;
+    let mut devices = load::open_all(&args.place.device, None)?;
     if args.folder.is_dir() {
-        note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
+        for device in &devices {
+            note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
+        }
     }
+    let device = devices.remove(0);
     let setup = Setup {
         kernels: args.place.kernels,
         cache,
         offload: args.offload,
         resident_experts: args.offload_experts,
+        further: devices,
         ..Setup::on(&device)
     };
     let mut lines: Vec<Line> = Vec::new();

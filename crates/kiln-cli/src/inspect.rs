@@ -1,12 +1,12 @@
 //! `kiln inspect`
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ops::Range, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use kiln::{
-    Plan, Result as KilnResult,
-    device::{self, DeviceName},
-    expert::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, usable},
+    Layers, Model, Plan, Result as KilnResult,
+    device::{DeviceName, Opened},
+    expert::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, Stages, usable},
 };
 
 use crate::{
@@ -28,9 +28,19 @@ pub(crate) struct InspectArgs {
     /// Show only this cache [default: every cache that the model supports]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     cache: Option<String>,
-    /// Device whose memory is the limit
-    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
-    device: DeviceName,
+    /// Device whose memory is the limit; with several, the layers that each would compute
+    #[arg(
+        short,
+        long,
+        env = "KILN_DEVICE",
+        default_value = "auto",
+        value_delimiter = ',',
+        value_name = "DEVICE,.."
+    )]
+    device: Vec<DeviceName>,
+    /// Layers on each device: `auto`, N, or N,N,rest
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N,..", value_parser = str::parse::<Layers>)]
+    layers: Option<Layers>,
     /// Memory limit, such as `6GiB` [default: 90 % of the device's, where that is known]
     #[arg(long, value_name = "SIZE", value_parser = parse::size)]
     memory: Option<u64>,
@@ -53,17 +63,28 @@ const WITHOUT_LIMIT: usize = 2048;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let plan = args.plan()?;
-    let inspection = Inspection::of(load::folder(Some(&args.model))?)?;
+    let folder = load::folder(Some(&args.model))?;
+    let inspection = Inspection::of(&folder)?;
     let positions = Some(inspection.sizes.positions).filter(|&n| n < Sizes::ANY_LENGTH);
     let tokens = args.ctx.or(positions).unwrap_or(WITHOUT_LIMIT);
-    let memory = match args.memory {
-        Some(memory) => Some(memory),
-        None => usable(&device::open(args.device)?.info),
+    let devices = match args.memory {
+        // A limit needs no device.
+        Some(_) if args.device.len() == 1 && args.layers.is_none() => Vec::new(),
+        _ => load::open_all(&args.device, args.layers.as_ref())?,
+    };
+    let memory = args.memory.or_else(|| usable(&devices.first()?.info));
+    let stages = match devices.len() {
+        0 | 1 => None,
+        _ => {
+            let model = Model::builder(&folder).memory(args.memory).plan(plan.clone());
+            let model = model.tokens(args.ctx.unwrap_or(0)).exact(true);
+            Some(model.devices(devices, args.layers.clone().unwrap_or_default()).estimate()?.stages)
+        }
     };
     let ask = Ask::new(tokens).rows(args.batch.max(1)).memory(memory);
     let caches = |element| inspection.caches(plan.as_ref(), &ask.element(element));
     if args.json {
-        say(format_args!("{:#}", json(&inspection, args, tokens, memory, &caches)))?;
+        say(format_args!("{:#}", json(&inspection, args, tokens, memory, stages.as_ref(), &caches)))?;
         return Ok(ExitCode::SUCCESS);
     }
     let sizes = &inspection.sizes;
@@ -108,7 +129,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
         say(format_args!("in {name}         {} for weights and a step", display::bytes(beside)))?;
     }
     let memory_text = memory.map_or_else(|| "not known; give --memory".to_owned(), display::bytes);
-    say(format_args!("memory         {memory_text}\n"))?;
+    say(format_args!("memory         {memory_text}"))?;
+    if let Some(stages) = &stages {
+        let text = load::division(&stages.map(|(device, _)| device.clone()), sizes.layers);
+        let weights: Vec<_> = stages.iter().map(|(_, bytes)| display::bytes(*bytes)).collect();
+        say(format_args!("layers         {text}: {} of weights", weights.join(" and ")))?;
+    }
+    say(format_args!(""))?;
     let whole = format!("{tokens} tokens");
     let whole = if args.batch > 1 { format!("{} rows of {whole}", args.batch) } else { whole };
     let head = ["cache", "type", "a token", &whole, "offloaded", "longest", "longest offloaded"];
@@ -143,6 +170,7 @@ fn json(
     args: &InspectArgs,
     tokens: usize,
     memory: Option<u64>,
+    stages: Option<&Stages<(Opened, u64)>>,
     caches: &dyn Fn(usize) -> Vec<CacheSize>,
 ) -> serde_json::Value {
     let sizes = &inspection.sizes;
@@ -194,6 +222,14 @@ fn json(
         "files": inspection.shards,
         "weights": dtypes,
         "memory": memory,
+        "stages": stages.map(|stages| {
+            let stage = |(own, (device, bytes)): (Range<usize>, &(Opened, u64))| {
+                serde_json::json!({
+                    "device": device.info.name.to_string(), "first": own.start, "layers": own.len(), "weight_bytes": bytes,
+                })
+            };
+            stages.blocks(sizes.layers).map(stage).collect::<Vec<_>>()
+        }),
         "caches": caches,
     })
 }

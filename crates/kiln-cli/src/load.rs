@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, IsTerminal},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use kiln::{
-    Error, LoadProgress, Model, ModelBuilder, Plan, Result, device,
-    device::Opened,
-    expert::{ConfigFile, files, models},
+    Error, Layers, LoadProgress, Model, ModelBuilder, Plan, Result, device,
+    device::{DeviceClass, DeviceName, Opened},
+    expert::{ConfigFile, Stages, files, models},
 };
 
 #[cfg(feature = "hub")]
@@ -53,17 +54,42 @@ pub(crate) fn text(given: Option<&str>, file: Option<&Path>, what: &str) -> Resu
     }
 }
 
-/// Opens the device with the requested number of threads.
-pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
+/// Opens the devices with the requested number of threads.
+pub(crate) fn open(place: &PlaceArgs) -> Result<Vec<Opened>> {
     if let Some(threads) = place.threads {
         device::limit_threads(threads)?;
     }
-    device::open(place.device)
+    open_all(&place.device, place.layers.as_ref())
+}
+
+/// Opens the devices among which the layers of a model are divided. What a single GPU leaves is for the CPU.
+pub(crate) fn open_all(names: &[DeviceName], layers: Option<&Layers>) -> Result<Vec<Opened>> {
+    let mut devices = names.iter().map(|name| device::open(*name)).collect::<Result<Vec<_>>>()?;
+    if let (Some(_), [only]) = (layers, &devices[..]) {
+        if only.info.class == DeviceClass::Cpu {
+            let why = "divides a model among devices, and the CPU is the only one; name a GPU with --device"
+                .to_owned();
+            return Err(Error::Setting { name: "--layers", why });
+        }
+        devices.push(device::open(DeviceName::Cpu)?);
+    }
+    Ok(devices)
+}
+
+/// The blocks of each device, such as `0-11 on cuda:0, 12-31 on cpu`.
+pub(crate) fn division(stages: &Stages<Opened>, blocks: usize) -> String {
+    let stage = |(own, device): (Range<usize>, &Opened)| {
+        let last = own.end - 1;
+        let own = if own.len() == 1 { last.to_string() } else { format!("{}-{last}", own.start) };
+        format!("{own} on {}", device.info.name)
+    };
+    stages.blocks(blocks).map(stage).collect::<Vec<_>>().join(", ")
 }
 
 /// Applies the options in `place` to the builder of a model.
-pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
-    let model = model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory);
+pub(crate) fn on<'a>(place: &PlaceArgs, devices: Vec<Opened>, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
+    let model = model.devices(devices, place.layers.clone().unwrap_or_default());
+    let model = model.dtype(place.dtype).kernels(place.kernels).memory(place.memory);
     let model = place.lora.iter().fold(model, |model, (folder, scale)| model.adapter(folder, *scale));
     model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
 }
@@ -75,7 +101,7 @@ pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>)
 pub(crate) fn text_model(
     folder: &Path,
     place: &PlaceArgs,
-    device: Opened,
+    devices: Vec<Opened>,
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
@@ -87,7 +113,7 @@ pub(crate) fn text_model(
         let why = "makes embeddings, and cannot continue a text; use `kiln embed`".to_owned();
         return Err(Error::Setting { name: "--model", why });
     }
-    model(folder, place, device, plan, tokens)
+    model(folder, place, devices, plan, tokens)
 }
 
 /// Whether the model in a folder makes embeddings alone, and cannot continue a text.
@@ -106,7 +132,7 @@ pub(crate) fn is_speech_model(folder: &Path) -> Result<bool> {
 pub(crate) fn model(
     folder: &Path,
     place: &PlaceArgs,
-    device: Opened,
+    devices: Vec<Opened>,
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
@@ -119,11 +145,16 @@ pub(crate) fn model(
         bar.set_length(total);
         bar.set_position(read);
     };
-    let model = on(place, device, Model::builder(folder))
+    let model = on(place, devices, Model::builder(folder))
         .tokens(tokens)
         .on_progress(on_progress)
         .plan(plan.cloned())
         .load();
     bar.finish_and_clear();
+    if let Ok(model) = &model
+        && model.placement().count() > 1
+    {
+        note(format_args!("layers: {}", division(&model.stages(), model.sizes().layers)));
+    }
     model
 }

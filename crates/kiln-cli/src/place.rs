@@ -3,21 +3,36 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln::{DtypeChoice, Mixture, device::DeviceName, expert::kernels::Choice};
+use kiln::{DtypeChoice, Layers, Mixture, device::DeviceName, expert::kernels::Choice};
 
 use crate::parse;
 
 /// Names of [`PlaceArgs`], which a command that asks a server refuses. That of the device is not among them,
 /// because the environment may set it.
-pub(crate) const OPTIONS: [&str; 8] =
-    ["dtype", "kernels", "exact", "quant", "memory", "offload_experts", "lora", "threads"];
+pub(crate) const OPTIONS: [&str; 9] =
+    ["layers", "dtype", "kernels", "exact", "quant", "memory", "offload_experts", "lora", "threads"];
 
 /// The device on which a model runs, and its number types.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
-    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
-    pub(crate) device: DeviceName,
+    ///
+    /// With several, such as `cuda,cpu`, each computes some of the model's layers.
+    #[arg(
+        short,
+        long,
+        env = "KILN_DEVICE",
+        default_value = "auto",
+        value_delimiter = ',',
+        value_name = "DEVICE,.."
+    )]
+    pub(crate) device: Vec<DeviceName>,
+    /// Layers on each device: `auto`, N, or N,N,rest [default: auto, if there are several devices]
+    ///
+    /// The last device computes the rest; after a single GPU, that is the CPU. `auto` puts as many layers on
+    /// each device as fit, with the cache of 4,096 tokens.
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N,..", value_parser = str::parse::<Layers>)]
+    pub(crate) layers: Option<Layers>,
     /// auto, f32, f16 or bf16
     ///
     /// `auto` is f16 on a GPU that computes it, else f32.
@@ -39,6 +54,8 @@ pub(crate) struct PlaceArgs {
     #[arg(long, value_name = "NAME", value_parser = parse::mixture)]
     pub(crate) quant: Option<Mixture>,
     /// Device memory limit, such as `6GiB` [default: 90 % of what the device has]
+    ///
+    /// With several devices, it is the limit of each but the CPU.
     #[arg(long, value_name = "SIZE", value_parser = parse::size)]
     pub(crate) memory: Option<u64>,
     /// Keep the experts of a mixture in host memory, except the N last used per block

@@ -103,13 +103,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
     // The draft model is small, and need not have experts.
-    let draft_place = PlaceArgs { offload_experts: None, lora: Vec::new(), ..args.place.clone() };
+    let draft_place =
+        PlaceArgs { layers: None, offload_experts: None, lora: Vec::new(), ..args.place.clone() };
     let draft = args
         .draft
         .as_deref()
         .map(|named| {
             let folder = load::folder(Some(named))?;
-            Ok::<_, Failure>(load::text_model(&folder, &draft_place, model.opened().clone(), None, least)?)
+            Ok::<_, Failure>(load::text_model(
+                &folder,
+                &draft_place,
+                vec![model.opened().clone()],
+                None,
+                least,
+            )?)
         })
         .transpose()?;
     let plan = match (plan, &args.load_cache) {

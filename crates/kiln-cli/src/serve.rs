@@ -136,14 +136,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     for folder in &folders {
         load::is_embedder(folder)?;
     }
-    let device = load::open(&args.place)?;
+    let devices = load::open(&args.place)?;
     let loader = |folder: &PathBuf| {
-        let (folder, place, device, plan) =
-            (folder.clone(), args.place.clone(), device.clone(), plan.clone());
+        let (folder, place, devices, plan) =
+            (folder.clone(), args.place.clone(), devices.clone(), plan.clone());
         move || {
             let none = Plan::none();
             let plan = if load::is_embedder(&folder)? { Some(&none) } else { plan.as_ref() };
-            load::model(&folder, &place, device.clone(), plan, 0)
+            load::model(&folder, &place, devices.clone(), plan, 0)
         }
     };
     let mut models = Vec::new();

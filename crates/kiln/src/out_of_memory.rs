@@ -285,7 +285,7 @@ pub(crate) fn check(
 
 /// Bytes that a sequence of `tokens` tokens takes in these blocks in addition to existing claims, with
 /// `working` bytes for the model's activations.
-fn takes(
+pub(crate) fn takes(
     cache: &ModelCache,
     blocks: Range<usize>,
     tokens: usize,
@@ -337,7 +337,9 @@ pub(crate) fn claim_weights(
                 1 => format!("{raise} for one token"),
                 _ => format!("{raise} for {tokens} tokens"),
             });
-            let ways: Vec<String> = smaller.into_iter().chain(raise).collect();
+            let divide = cfg!(feature = "cpu") && weights.count() == 1 && !budget.is_of_this_process();
+            let divide = divide.then(|| "compute some layers on the CPU (`layers`)".to_owned());
+            let ways: Vec<String> = smaller.into_iter().chain(divide).chain(raise).collect();
             match ways.is_empty() {
                 true => error.advised("use a smaller model"),
                 false => error.advised(ways.join(", or ")),

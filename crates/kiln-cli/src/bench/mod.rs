@@ -118,11 +118,11 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         let why = "is below 2, and one beam is no search".to_owned();
         return Err(Error::Setting { name: "--num-beams", why }.into());
     }
-    let device = load::open(&args.place)?;
+    let devices = load::open(&args.place)?;
     let model = match random {
-        Some(config) => load::on(&args.place, device, ModelBuilder::random(config)).load()?,
+        Some(config) => load::on(&args.place, devices, ModelBuilder::random(config)).load()?,
         None => {
-            load::text_model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?
+            load::text_model(&load::folder(args.model.as_deref())?, &args.place, devices, plans.first(), 0)?
         }
     };
     let needs = model.causal().needs();

@@ -27,8 +27,8 @@ const WINDOW: usize = 2048;
 pub(super) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     let asked = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>, Error>>()?;
     let text = text(args)?;
-    let device = load::open(&args.place)?;
-    let subject = Subject::load(args, &args.place, device, text, WINDOW)?;
+    let devices = load::open(&args.place)?;
+    let subject = Subject::load(args, &args.place, devices, text, WINDOW)?;
     let model = &subject.model;
     let needs = model.causal().needs();
     let plans = match asked.is_empty() {

@@ -60,11 +60,11 @@ impl<'a> Subject<'a> {
     fn load(
         args: &'a ProbeArgs,
         place: &PlaceArgs,
-        device: Opened,
+        devices: Vec<Opened>,
         text: Option<String>,
         window: usize,
     ) -> Result<Self> {
-        let model = load::text_model(&load::folder(args.model.as_deref())?, place, device, None, 0)?;
+        let model = load::text_model(&load::folder(args.model.as_deref())?, place, devices, None, 0)?;
         let positions = model.sizes().positions;
         let window = args.ctx.unwrap_or(positions.min(window));
         if !(2..=positions).contains(&window) {

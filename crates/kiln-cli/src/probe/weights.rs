@@ -43,12 +43,12 @@ pub(super) fn run(args: &ProbeArgs, mixtures: &[Mixture]) -> Result<ExitCode> {
     let text = text(args)?;
     let folder = load::folder(args.model.as_deref())?;
     check_original(&folder)?;
-    let device = load::open(&args.place)?;
+    let devices = load::open(&args.place)?;
     let exact = PlaceArgs { exact: true, ..args.place.clone() };
-    let subject = Subject::load(args, &exact, device.clone(), text, WINDOW)?;
+    let subject = Subject::load(args, &exact, devices.clone(), text, WINDOW)?;
     let tokens = subject.tokens()?;
 
-    let builder = || load::on(&args.place, device.clone(), Model::builder(&folder));
+    let builder = || load::on(&args.place, devices.clone(), Model::builder(&folder));
     let share = |message: String| bar(message, UNITS as u64, "{msg} {wide_bar} {percent} % {eta}");
     let weights_bar = share(format!("probing {} mixtures", mixtures.len()));
     let mut on_progress = |share: f64| weights_bar.set_position((UNITS * share) as u64);

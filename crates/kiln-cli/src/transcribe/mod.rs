@@ -33,8 +33,8 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
         let why = "takes text and no sound; name the folder of a Whisper model".to_owned();
         return Err(Error::Setting { name: "--model", why }.into());
     }
-    let device = load::open(&args.place)?;
-    let model = load::model(&folder, &args.place, device, plan.as_ref(), 0)?;
+    let devices = load::open(&args.place)?;
+    let model = load::model(&folder, &args.place, devices, plan.as_ref(), 0)?;
     let transcriber = args.applied(Transcriber::new(&model)?)?;
 
     let seconds: f64 = recordings.iter().filter_map(|(_, reader)| reader.seconds()).sum();

@@ -100,6 +100,11 @@ const REFUSED: &str = "
     run --greedy --prompt-lookup 4 --cache none x
     run --greedy --prompt-lookup 4 --draft assets/demo x
     run --draft /nowhere x
+    run --layers 2 x
+    run --layers most x
+    run --device cpu,abacus x
+    run --device cpu,cpu --layers 1,2,rest x
+    run --device cpu,cpu --layers 2 --offload-experts x
     run --offload-experts x
     run --offload-experts=most x
     serve --host 0.0.0.0

@@ -6,7 +6,7 @@
 use std::{fmt, sync::Arc};
 
 use kiln::{
-    DtypeChoice, Error, Model, ModelBuilder, Offload, Plan, Result,
+    DtypeChoice, Error, Layers, Model, ModelBuilder, Offload, Plan, Result,
     device::Opened,
     expert::{ConfigFile, kernels::Choice, models::configure, source::Source},
 };
@@ -112,6 +112,8 @@ impl fmt::Display for Summary {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub device: Opened,
+    /// Devices after the first. Each device computes one block, and the last one the rest.
+    pub further: Vec<Opened>,
     pub kernels: Choice,
     /// A cache for every case that names none, or names `dynamic`: the results must be the same.
     pub cache: Option<Plan>,
@@ -127,6 +129,7 @@ impl Setup {
     pub fn on(device: &Opened) -> Self {
         Self {
             device: device.clone(),
+            further: Vec::new(),
             kernels: Choice::Auto,
             cache: None,
             offload: None,
@@ -142,7 +145,9 @@ impl Setup {
             Some(resident) if has_experts()? => Some(resident),
             _ => None,
         };
-        let model = ModelBuilder::from_source(folder).opened(self.device.clone()).kernels(self.kernels);
+        let devices = [&self.device].into_iter().chain(&self.further).cloned();
+        let model = ModelBuilder::from_source(folder).kernels(self.kernels);
+        let model = model.devices(devices, Layers::Numbers(vec![1; self.further.len()]));
         let model = adapter.into_iter().fold(model, |model, adapter| model.adapter_from_source(adapter, 1.0));
         model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load_async().await
     }

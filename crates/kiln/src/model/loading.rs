@@ -33,7 +33,7 @@ use kiln_models::{
 use kiln_weights::Format;
 use web_time::Instant;
 
-use super::{Loaded, Model};
+use super::{Layers, Loaded, Model};
 use crate::{
     chat::chat_templates,
     embedding::EmbeddingConfig,
@@ -115,10 +115,12 @@ pub struct LoadProgress {
 /// ```
 #[must_use = "nothing is loaded before `load`"]
 pub struct ModelBuilder<'a> {
-    weights: WeightSource,
+    pub(super) weights: WeightSource,
     device: Place,
     /// Stages after the first: number of the first block, and device.
     pub(super) further_stages: Vec<(usize, Opened)>,
+    /// Devices among which the blocks are divided, instead of `device` and `further_stages`.
+    pub(super) divided: Option<(Vec<Opened>, Layers)>,
     dtype: DtypeChoice,
     pub(super) kernels: Choice,
     arithmetic: Arithmetic,
@@ -138,7 +140,7 @@ pub struct ModelBuilder<'a> {
 
 /// The source of the weights.
 #[derive(Debug)]
-enum WeightSource {
+pub(super) enum WeightSource {
     /// A folder or a GGUF file
     Path(PathBuf),
     Files(Arc<dyn Source>),
@@ -167,6 +169,7 @@ impl<'a> ModelBuilder<'a> {
             weights,
             device: Place::Named(DeviceName::Auto),
             further_stages: Vec::new(),
+            divided: None,
             dtype: DtypeChoice::Auto,
             kernels: Choice::Auto,
             arithmetic: Arithmetic::default(),
@@ -226,6 +229,25 @@ impl<'a> ModelBuilder<'a> {
     /// Uses a device that is already open.
     pub fn opened(self, device: Opened) -> Self {
         Self { device: Place::Opened(Box::new(device)), ..self }
+    }
+
+    /// Divides the blocks among several devices, in this order: a model that is too large for the first one
+    /// is computed partly on the next. Devices that get no block are not used. [`memory`](Self::memory)
+    /// limits each device but the CPU. It costs what [`stage`](Self::stage) costs, which this replaces.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Layers, Model, device};
+    ///
+    /// let device = device::open("cpu".parse()?)?;
+    /// let model = Model::builder(folder)
+    ///     .devices([device.clone(), device], Layers::Numbers(vec![3]))
+    ///     .load()?;
+    /// assert_eq!(model.placement().count(), 2);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn devices(self, devices: impl IntoIterator<Item = Opened>, layers: Layers) -> Self {
+        Self { divided: Some((devices.into_iter().collect(), layers)), ..self }
     }
 
     /// Computes the blocks from number `first` on, and the head, on another device that is open; to be called
@@ -405,11 +427,12 @@ impl<'a> ModelBuilder<'a> {
     /// # Errors
     /// The errors of [`load`](Self::load); [`Error::DeviceLost`].
     pub fn compare(&self) -> Result<Option<ModelVerdict>> {
-        if !self.further_stages.is_empty() {
-            let why = "are compared one device at a time; load the model without further stages".to_owned();
+        let is_divided = self.divided.as_ref().is_some_and(|(devices, _)| devices.len() > 1);
+        if is_divided || !self.further_stages.is_empty() {
+            let why = "are compared one device at a time; load the model on one device".to_owned();
             return Err(Error::Setting { name: "stages", why });
         }
-        let device = read_back::wait(self.open())?;
+        let device = read_back::wait(self.open_all())?.first().clone();
         let kernels = Kernels::new(self.kernels, &device.device)?;
         let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
@@ -428,30 +451,22 @@ impl<'a> ModelBuilder<'a> {
         ends.map(verdict).transpose()
     }
 
-    async fn open(&self) -> Result<Opened> {
+    pub(super) async fn open(&self) -> Result<Opened> {
         match &self.device {
             Place::Named(name) => device::open_async(*name).await,
             Place::Opened(device) => Ok((**device).clone()),
         }
     }
 
-    /// The device of each stage.
-    pub(super) async fn open_all(&self) -> Result<Stages<Opened>> {
-        let further = self.further_stages.iter();
-        further.cloned().try_fold(self.open().await?.into(), |stages: Stages<_>, (first, device)| {
-            stages.then(first, device)
-        })
-    }
-
     /// Checks that every stage has a block, and that the other options go with several stages.
-    pub(super) fn check_stages(&self, blocks: usize) -> Result<()> {
-        if !self.further_stages.is_empty() && self.resident_experts.is_some() {
-            let why = "is for models on one device; leave it out, or leave out the further stages".to_owned();
+    pub(super) fn check_stages(&self, stages: &Stages<Opened>, blocks: usize) -> Result<()> {
+        if stages.count() > 1 && self.resident_experts.is_some() {
+            let why = "is for models on one device; leave it out, or name one device".to_owned();
             return Err(Error::Setting { name: "offload_experts", why });
         }
-        match self.further_stages.iter().find(|(first, _)| *first >= blocks) {
+        match stages.blocks(usize::MAX).map(|(own, _)| own.start).find(|first| *first >= blocks) {
             None => Ok(()),
-            Some((first, _)) => {
+            Some(first) => {
                 let why =
                     format!("begin a stage with block {first}, and the model has {blocks} blocks, from 0 on");
                 Err(Error::Setting { name: "stages", why })
@@ -466,7 +481,7 @@ impl<'a> ModelBuilder<'a> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded> {
         let configured = configure(&checkpoint.config)?;
-        self.check_stages(configured.needs().len())?;
+        self.check_stages(devices, configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
         // Small files come first, so that their errors are reported before the long work.
         let generation = generation_config(&checkpoint)?;
@@ -494,7 +509,7 @@ impl<'a> ModelBuilder<'a> {
                 check_quant(mixture, kernels, dtype, &device.info)?;
             }
         }
-        let (_, claims) = self.claims(&checkpoint, &*configured, dtype, plan, (devices, &stages))?;
+        let claims = self.claims(&checkpoint, &*configured, dtype, plan, (devices, &stages))?;
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -558,7 +573,7 @@ impl<'a> ModelBuilder<'a> {
             return Err(Error::Setting { name: "quant", why });
         }
         let configured = configure(config)?;
-        self.check_stages(configured.needs().len())?;
+        self.check_stages(devices, configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
         let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None)).await?;
         let placement = stages.map(|stage| stage.kernels.clone());

@@ -33,6 +33,8 @@ pub struct Estimate {
     pub file_bytes: u64,
     /// Bytes of the weights on all devices.
     pub weight_bytes: u64,
+    /// By stage, its device and the bytes of its weights there.
+    pub stages: Stages<(Opened, u64)>,
     /// The plan of caches.
     pub plan: Plan,
 }
@@ -73,7 +75,7 @@ impl ModelBuilder<'_> {
         let devices = self.open_all().await?;
         let mut checkpoint = self.checkpoint()?;
         let configured = configure(&checkpoint.config)?;
-        self.check_stages(configured.needs().len())?;
+        self.check_stages(&devices, configured.needs().len())?;
         let dtype = self.dtype_of(&devices, &*configured)?;
         let inspection = Inspection::of_checkpoint(&checkpoint)?;
         self.pack(&mut checkpoint, &devices, dtype)?;
@@ -86,11 +88,13 @@ impl ModelBuilder<'_> {
             None => own_plan(&generation_config(&checkpoint)?),
         };
         plan.check(&configured.needs())?;
-        let (weight_bytes, _) = self.claims(&checkpoint, &*configured, dtype, &plan, (&devices, &stages))?;
-        Ok(Estimate { inspection, dtype, file_bytes: checkpoint.bytes(), weight_bytes, plan })
+        let claims = self.claims(&checkpoint, &*configured, dtype, &plan, (&devices, &stages))?;
+        let stages = devices.zip(claims, |device, claim| (device.clone(), claim.bytes()));
+        let weight_bytes = stages.iter().map(|(_, bytes)| bytes).sum();
+        Ok(Estimate { inspection, dtype, file_bytes: checkpoint.bytes(), weight_bytes, stages, plan })
     }
 
-    /// Claims the memory of the weights of each stage. Returns also the bytes of all.
+    /// Claims the memory of the weights of each stage.
     pub(super) fn claims(
         &self,
         checkpoint: &Checkpoint,
@@ -98,10 +102,10 @@ impl ModelBuilder<'_> {
         dtype: DType,
         plan: &Plan,
         (devices, stages): (&Stages<Opened>, &Stages<Trusted>),
-    ) -> Result<(u64, Stages<Claim>)> {
+    ) -> Result<Stages<Claim>> {
         let placement = stages.map(|stage| stage.kernels.clone());
-        let by_stage = match &self.further_stages[..] {
-            [] => checkpoint.held_bytes(placement.first(), dtype).into(),
+        let by_stage = match devices.count() {
+            1 => checkpoint.held_bytes(placement.first(), dtype).into(),
             _ => checkpoint.held_bytes_by_stage(&placement, dtype)?,
         };
         let held: u64 = by_stage.iter().sum();
@@ -113,16 +117,14 @@ impl ModelBuilder<'_> {
             Some(half) if held >= elements * dtype.size() as u64 => half.size(),
             _ => dtype.size(),
         };
-        let bytes: Vec<u64> = by_stage.iter().map(|held| held.saturating_sub(spared)).collect();
-        let mut of_stage = bytes.iter().copied();
-        let claims = claim_weights(
+        let mut of_stage = by_stage.iter().map(|held| held.saturating_sub(spared));
+        claim_weights(
             &self.budgets(stages).map(|budget| (budget.clone(), of_stage.next().unwrap_or(0))),
             plan.build(&configured.needs(), &placement)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
             [dtype.size(), half],
-        )?;
-        Ok((bytes.iter().sum(), claims))
+        )
     }
 
     /// The budget of each stage. Stages on one device share a budget.
@@ -155,9 +157,12 @@ impl ModelBuilder<'_> {
         }
     }
 
-    fn budget(&self, device: &Opened) -> Budget {
+    /// The budget of a device, without any claims.
+    pub(super) fn budget(&self, device: &Opened) -> Budget {
         let info = &device.info;
-        let budget = Budget::new(self.memory.or_else(|| usable(info)));
+        let is_divided = self.divided.as_ref().is_some_and(|(devices, _)| devices.len() > 1);
+        let asked = self.memory.filter(|_| !is_divided || info.class != DeviceClass::Cpu);
+        let budget = Budget::new(asked.or_else(|| usable(info)));
         budget.set_device_memory(info.memory);
         budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());
         if info.class == DeviceClass::Cpu { budget.of_this_process() } else { budget }

@@ -1,6 +1,7 @@
 //! A model on a device, with the settings from its folder.
 
 mod generating;
+mod layers;
 mod loading;
 mod memory;
 
@@ -26,6 +27,7 @@ use kiln_kernels::{Arithmetic, Kernels, Placement, device::Opened};
 use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
 use sha2::{Digest, Sha256};
 
+pub use layers::Layers;
 pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, LoadProgress, ModelBuilder, name_of};
 pub use memory::Estimate;
@@ -333,6 +335,11 @@ impl Model {
     /// The kernels of the device that computes the logits, with a record of those that ran.
     pub fn kernels(&self) -> &Kernels {
         self.loaded.placement.last()
+    }
+
+    /// The device of each stage, and its properties.
+    pub fn stages(&self) -> Stages<Opened> {
+        self.loaded.stages.map(|(device, _)| device.clone())
     }
 
     /// The kernels of each stage: which blocks are on which device.
