@@ -1,7 +1,7 @@
 // The products of vectors with the matrices of experts, for many tokens: y[pair] = w[experts[pair]] x[pair],
 // where a pair is a token and one of its slots. A workgroup takes a tile of pairs that are routed to one
-// expert (expert_groups.wgsl), and some rows of its matrix. With expert_tiles_dense.wgsl, or with
-// expert_tiles_packed.wgsl and weights_packed.wgsl.
+// expert (expert_groups.wgsl), and some rows of its matrix. With tile_dense.wgsl, or with
+// tile_packed.wgsl and weights_packed.wgsl.
 
 alias elem = f32;
 // The number of elements that are read at once: four, if the layout of x and w allows it.

@@ -13,6 +13,8 @@ pub(crate) mod around;
 pub(crate) mod fours;
 pub(crate) mod gated;
 mod layout;
+#[cfg(feature = "wgpu")]
+mod many;
 pub(crate) mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
@@ -63,9 +65,9 @@ use crate::{
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
-/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs, because
-/// Burn's matrix products are faster there. The exception is float16 on wgpu devices with matrix units, where
-/// a shader that uses them takes more rows, too.
+/// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, wgpu has one
+/// that uses matrix units, for float16 where there are any, and one for other GPUs. On CUDA, the product is
+/// that of cubek, in the reference.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -122,6 +124,9 @@ impl Kernel for Linear {
             return Ok(around::wgsl::launch(self.into()));
         }
         match &self.weight {
+            _ if !tiles::takes(self.x.dtype(), &self.x.device()) && many::is_faster(&self.x.device()) => {
+                many::launch(self)
+            }
             Matrix::Dense(_) => tiles::launch(self),
             Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl, tiles::launch),
         }
@@ -154,7 +159,7 @@ impl Checked for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[around::SHADER, around::PACKED, tiles::SHADER];
+        return &[around::SHADER, around::PACKED, tiles::SHADER, many::SHADER, many::PACKED];
         #[cfg(not(feature = "wgpu"))]
         &[around::SHADER, around::PACKED]
     }
@@ -257,8 +262,10 @@ impl Checked for Linear {
             ] {
                 let packing = PackedLayout { format, order };
                 // There are many formats, and shader compilers are slow.
+                let larger = matches!(format, Format::Q4_0 | Format::Q6K | Format::Bf16);
                 let batches = match order {
-                    Order::Rows => &[(1, 5), (2, 16)][..],
+                    Order::Rows if larger => &[(1, 5), (2, 16), (2, 65)][..],
+                    Order::Rows => &[(1, 5), (2, 16)],
                     Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
                 };
                 for (i, &(rows, tokens)) in batches.iter().enumerate() {
@@ -291,7 +298,7 @@ fn work_of(rows: usize, input: usize, output: usize) -> u64 {
 /// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
 fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
-    path == Implementation::Wgsl && tiles::takes(dtype, device)
+    path == Implementation::Wgsl && (tiles::takes(dtype, device) || many::is_faster(device))
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -340,13 +347,19 @@ pub(crate) fn are_few_of_one_type(
     weight: &Matrix,
     others: impl Iterator<Item = DType>,
 ) -> bool {
+    let [rows, tokens, _] = x.dims();
+    rows * tokens <= INVARIANT_UP_TO && are_of_one_type(x, weight, others)
+}
+
+/// Whether a GPU kernel reads the weight, there is something to multiply, and all numbers have one type.
+fn are_of_one_type(x: &Tensor<3>, weight: &Matrix, others: impl Iterator<Item = DType>) -> bool {
     let ([rows, tokens, input], output) = (x.dims(), weight.rows());
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
     let is_read = match weight {
         Matrix::Dense(_) => true,
         Matrix::Packed(packed) => takes_packed(Implementation::Wgsl, packed.layout),
     };
-    is_read && of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
+    is_read && of_one_type && rows * tokens * input * output > 0
 }
 
 #[cfg(feature = "cube")]

@@ -9,8 +9,10 @@ use crate::{
     runtime::{choice::Implementation, kernel::Kernel},
 };
 
-/// Fewest bytes of numbers that are unpacked at a time.
-const AT_ONCE: usize = 32 << 20;
+/// Most bytes of numbers that are unpacked at a time, unless a row has more. A GPU is busy with the product
+/// of a prompt if it has some thousand rows of the weight, whatever their length, and every part of a product
+/// costs launches and a copy.
+const AT_ONCE: usize = 128 << 20;
 
 /// Computes the product if the weight is packed, with these implementations of its two steps. If one does not
 /// take its inputs, the reference of that step runs.
@@ -29,7 +31,7 @@ pub(super) fn product_of(
     if !is_read || linear.x.dtype() != linear.weight.dtype() || rows * tokens * input * output == 0 {
         return Err(linear);
     }
-    let at_once = (AT_ONCE / (4 * input)).max(1);
+    let at_once = (AT_ONCE / (linear.x.dtype().size() * input)).max(1);
     let mut products = Vec::with_capacity(output.div_ceil(at_once));
     for first in (0..output).step_by(at_once) {
         let matrix = packed.narrow(first..(first + at_once).min(output));

@@ -223,7 +223,7 @@ const TILES: Shader = Shader {
     bindings: OF_TILES,
     text: concat!(
         include_str!("../../../../../shaders/expert_tiles.wgsl"),
-        include_str!("../../../../../shaders/expert_tiles_dense.wgsl")
+        include_str!("../../../../../shaders/tile_dense.wgsl")
     ),
     options: &[PACK, SIZES],
 };
@@ -233,7 +233,7 @@ const TILES_PACKED: Shader = Shader {
     bindings: OF_TILES,
     text: concat!(
         include_str!("../../../../../shaders/expert_tiles.wgsl"),
-        include_str!("../../../../../shaders/expert_tiles_packed.wgsl"),
+        include_str!("../../../../../shaders/tile_packed.wgsl"),
         include_str!("../../../../../shaders/weights_packed.wgsl"),
         include_str!("../../../../../shaders/halves.wgsl")
     ),

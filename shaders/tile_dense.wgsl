@@ -1,4 +1,4 @@
-// Loads dense weights into workgroup memory for expert_tiles.wgsl.
+// Loads dense weights into workgroup memory for expert_tiles.wgsl and linear_many.wgsl.
 
 @group(0) @binding(1) var<storage, read_write> w: array<pack>;
 

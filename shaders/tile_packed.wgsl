@@ -1,5 +1,6 @@
-// Loads packed weights into workgroup memory for expert_tiles.wgsl: half a run of each row at a time, which
-// has two pairs of vec4s, 16 elements apart. A lane loads half a run of four rows. With weights_packed.wgsl.
+// Loads packed weights into workgroup memory for expert_tiles.wgsl and linear_many.wgsl: half a run of
+// each row at a time, which has two pairs of vec4s, 16 elements apart. A lane loads half a run of four rows.
+// With weights_packed.wgsl.
 
 // The lookup table.
 var<workgroup> sums: array<vec4<f32>, 4>;
@@ -14,7 +15,10 @@ fn four_of(c: u32, i: u32) -> u32 {
     return c / 8u * 8u + c % 8u / 2u + i / 2u * 4u + i % 2u;
 }
 
-// Writes one vec4 of each of four rows, ACROSS apart.
+// Number of lanes that load rows.
+const QUARTER = OUTPUTS / 4u;
+
+// Writes one vec4 of each of four rows, QUARTER apart.
 fn write_rows(at: u32, columns: mat4x4<f32>, group: Group) {
     let rows = transpose(mat4x4(
         (columns[0] - group.offset) * group.scale + group.minimum,
@@ -23,18 +27,18 @@ fn write_rows(at: u32, columns: mat4x4<f32>, group: Group) {
         (columns[3] - group.offset) * group.scale + group.minimum,
     ));
     weights[at] = rows[0];
-    weights[at + ACROSS] = rows[1];
-    weights[at + 2u * ACROSS] = rows[2];
-    weights[at + 3u * ACROSS] = rows[3];
+    weights[at + QUARTER] = rows[1];
+    weights[at + 2u * QUARTER] = rows[2];
+    weights[at + 3u * QUARTER] = rows[3];
 }
 
 // Loads half a run from `c` on of rows of the matrix that begins at row `matrix`.
 fn read_weights(matrix: u32, first_output: u32, c: u32, fours: u32, lane: u32) {
-    if lane >= ACROSS {
+    if lane >= QUARTER {
         return;
     }
     // Rows past the last one are replaced by the last one.
-    let own = min(vec4(first_output + lane) + vec4(0u, 1u, 2u, 3u) * ACROSS, vec4(info.output - 1u));
+    let own = min(vec4(first_output + lane) + vec4(0u, 1u, 2u, 3u) * QUARTER, vec4(info.output - 1u));
     let at = (own + vec4(matrix)) * info.w_strides.x;
     let half = c / 4u;
     let codes = codes_of_half(at, half);
