@@ -268,12 +268,17 @@ fn layers_are_divided_by_numbers() {
         // No block is left for the CPU, or none is on a GPU.
         (2, "99", &[6]),
         (2, "0", &[6]),
-        (1, "2", &[6]),
+        (1, "auto", &[6]),
     ] {
         assert_eq!(numbers(&loaded(devices, layers).unwrap()), want, "{layers} on {devices}");
     }
     let refused = |devices, layers: &str| loaded(devices, layers).map(drop).unwrap_err().to_string();
-    assert!(refused(2, "1,2,rest").contains("2 numbers for 2 devices"), "{}", refused(2, "1,2,rest"));
+    assert!(
+        refused(2, "1,2,rest").contains("2 numbers, and the last of 2 devices"),
+        "{}",
+        refused(2, "1,2,rest")
+    );
+    assert!(refused(1, "2").contains("1 numbers"), "{}", refused(1, "2"));
     assert!(refused(0, "auto").contains("name at least one"), "{}", refused(0, "auto"));
 }
 

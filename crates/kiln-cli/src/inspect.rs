@@ -77,7 +77,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
         0 | 1 => None,
         _ => {
             let model = Model::builder(&folder).memory(args.memory).plan(plan.clone());
-            let model = model.tokens(args.ctx.unwrap_or(0)).exact(true);
+            let model = model.tokens(args.ctx.unwrap_or(0));
             Some(model.devices(devices, args.layers.clone().unwrap_or_default()).estimate()?.stages)
         }
     };
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let memory_text = memory.map_or_else(|| "not known; give --memory".to_owned(), display::bytes);
     say(format_args!("memory         {memory_text}"))?;
     if let Some(stages) = &stages {
-        let text = load::division(&stages.map(|(device, _)| device.clone()), sizes.layers);
+        let text = load::division(&stages.map(|(device, _)| device.clone()), inspection.blocks());
         let weights: Vec<_> = stages.iter().map(|(_, bytes)| display::bytes(*bytes)).collect();
         say(format_args!("layers         {text}: {} of weights", weights.join(" and ")))?;
     }
@@ -228,7 +228,7 @@ fn json(
                     "device": device.info.name.to_string(), "first": own.start, "layers": own.len(), "weight_bytes": bytes,
                 })
             };
-            stages.blocks(sizes.layers).map(stage).collect::<Vec<_>>()
+            stages.blocks(inspection.blocks()).map(stage).collect::<Vec<_>>()
         }),
         "caches": caches,
     })

@@ -154,7 +154,7 @@ pub(crate) fn model(
     if let Ok(model) = &model
         && model.placement().count() > 1
     {
-        note(format_args!("layers: {}", division(&model.stages(), model.sizes().layers)));
+        note(format_args!("layers: {}", division(&model.stages(), model.causal().needs().len())));
     }
     model
 }

@@ -366,7 +366,7 @@ impl Report<'_> {
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}{}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
              decode   {} tokens in {:.3} s, {:.1} tokens/s{}{}\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
-            info.name,
+            model.device_names(),
             info.adapter,
             info.api,
             model.dtype().name(),
@@ -407,7 +407,7 @@ impl Report<'_> {
         let (model, stats) = (self.model, self.stats);
         let mut json = serde_json::json!({
             "model": model.name(),
-            "device": model.opened().info.name.to_string(),
+            "device": model.device_names(),
             "adapter": model.opened().info.adapter,
             "dtype": model.dtype().name(),
             "cache": self.cache,

@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +14,7 @@ use std::{
 use axum::http::StatusCode;
 use kiln::{
     ChatTemplate, EXACT_ROWS, Error, Model, Plan, Pooling, Result, Transcriber,
-    device::{self, DeviceClass, DeviceInfo},
+    device::{self, DeviceClass, DeviceInfo, Opened},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -99,14 +100,17 @@ pub(crate) struct Served {
 /// A name for all that an answer depends on beside its request: the version, the weights and the form in
 /// which they are held, the device and its driver, types, kernels, arithmetic, threads, cache and chunk.
 fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<String> {
-    let DeviceInfo { name, adapter, driver, api, .. } = &model.opened().info;
+    let of_stage = |(own, device): (Range<usize>, &Opened)| {
+        let DeviceInfo { name, adapter, driver, api, .. } = &device.info;
+        format!("{} {name} {adapter} {driver} {api}", own.start)
+    };
+    let devices: Vec<String> = model.stages().blocks(usize::MAX).map(of_stage).collect();
     let version = env!("CARGO_PKG_VERSION");
     let (dtype, plan, threads) = (model.dtype().name(), plan.unwrap_or(model.plan()), device::threads());
     let (weights, held) = (model.fingerprint()?, model.weight_bytes());
     let (kernels, arithmetic) = (model.kernels().implementation(), model.arithmetic());
-    let all = format!(
-        "{name} {adapter} {driver} {api} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held}"
-    );
+    let all =
+        format!("{devices:?} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held}");
     let hash = Sha256::digest(all);
     let short: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("kiln-{version}-{dtype}-{short}"))
@@ -147,7 +151,8 @@ impl Served {
 
     /// Whether answers have the bits that they have alone, unless they begin with an earlier answer.
     pub(crate) fn is_exact(&self) -> bool {
-        self.rows <= EXACT_ROWS || self.model.opened().info.class == DeviceClass::Cpu
+        let is_cpu = |device: &Opened| device.info.class == DeviceClass::Cpu;
+        self.rows <= EXACT_ROWS || self.model.stages().iter().all(is_cpu)
     }
 
     /// Checks that the model continues texts.
@@ -168,7 +173,7 @@ impl Served {
             "model": self.name,
             "loaded": true,
             "version": env!("CARGO_PKG_VERSION"),
-            "device": format!("{} ({})", model.opened().info.name, model.opened().info.adapter),
+            "device": format!("{} ({})", model.device_names(), model.opened().info.adapter),
             "dtype": model.dtype().name(),
             "context": model.sizes().positions,
             "cache": default.to_string(),

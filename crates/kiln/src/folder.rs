@@ -49,6 +49,11 @@ impl Inspection {
         Self::of_checkpoint(&Checkpoint::open(folder.as_ref())?)
     }
 
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.needs.len()
+    }
+
     pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let configured = configure(&checkpoint.config)?;
         let by_dtype = checkpoint.by_dtype();

@@ -137,7 +137,9 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     // The buffers of this measurement are large and would hide how much memory prefill needs.
     let decodes = args.generate.iter().any(|&n| n > 0);
     let floor = usize::try_from(model.multiplied_bytes()).unwrap_or(usize::MAX);
-    let measure = || decodes.then(|| model.opened().measure_bandwidth(floor)).transpose();
+    // Several devices have no bandwidth in common.
+    let measures = decodes && model.placement().count() == 1;
+    let measure = || measures.then(|| model.opened().measure_bandwidth(floor)).transpose();
     let before = measure()?;
     let offloads = model.expert_traffic().is_some() || plans.iter().any(|plan| plan.offload.is_some());
     let copies = if decodes && offloads { model.opened().measure_copies()? } else { None };
@@ -195,7 +197,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         params: model.parameters(),
         bytes: model.weight_bytes() + model.host_weight_bytes(),
         dtype: model.dtype().name().to_owned(),
-        device: info.name.to_string(),
+        device: model.device_names(),
         adapter: info.adapter.clone(),
         driver: info.driver.clone(),
         threads: kiln::device::threads(),
@@ -215,7 +217,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
             let copies = report.copies.map_or_else(String::new, |Copies { up, down }| {
                 format!("copies to it {}, from it {}; ", print::rate(up), print::rate(down))
             });
-            say(format_args!("{}: {memory}{copies}warm-up {warm_up:.2} s, not counted", info.name))?;
+            say(format_args!("{}: {memory}{copies}warm-up {warm_up:.2} s, not counted", report.device))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -50,7 +50,7 @@ impl Local {
             None => own_template(&model, args.template.as_deref())?,
         };
         if watched {
-            let place = &model.opened().info.name;
+            let place = model.device_names();
             note(format_args!(
                 "{} on {place}, {}. /help lists what can be typed beside messages.",
                 model.name(),

@@ -59,6 +59,11 @@ impl fmt::Display for Layers {
 const ROOM: [usize; 2] = [4096, 512];
 
 impl ModelBuilder<'_> {
+    /// Whether there are several devices to divide the blocks among.
+    pub(super) fn is_divided(&self) -> bool {
+        self.divided.as_ref().is_some_and(|(devices, _)| devices.len() > 1)
+    }
+
     /// Opens the device of each stage.
     ///
     /// # Errors
@@ -74,15 +79,15 @@ impl ModelBuilder<'_> {
             return Err(Error::Setting { name: "devices", why });
         };
         let (numbers, blocks) = match layers {
-            _ if others.is_empty() => return Ok(first.clone().into()),
             Layers::Numbers(numbers) if numbers.len() > others.len() => {
                 let why = format!(
-                    "are {} numbers for {} devices, and the last device gets the rest",
+                    "has {} numbers, and the last of {} devices gets the rest",
                     numbers.len(),
                     devices.len()
                 );
                 return Err(Error::Setting { name: "layers", why });
             }
+            _ if others.is_empty() => return Ok(first.clone().into()),
             Layers::Numbers(numbers) => (numbers.clone(), Subject::of(self, devices)?.blocks()),
             Layers::Fill => {
                 let subject = Subject::of(self, devices)?;
@@ -123,14 +128,12 @@ struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     fn of(builder: &'a ModelBuilder<'a>, devices: &[Opened]) -> Result<Self> {
-        let mut checkpoint = match &builder.weights {
-            WeightSource::Random(_) => None,
-            _ => Some(builder.checkpoint()?),
-        };
-        let configured = match (&builder.weights, &checkpoint) {
-            (WeightSource::Random(config), _) => configure(config)?,
-            (_, Some(checkpoint)) => configure(&checkpoint.config)?,
-            (_, None) => unreachable!("all weights but random ones are in a checkpoint"),
+        let (configured, mut checkpoint) = match &builder.weights {
+            WeightSource::Random(config) => (configure(config)?, None),
+            _ => {
+                let checkpoint = builder.checkpoint()?;
+                (configure(&checkpoint.config)?, Some(checkpoint))
+            }
         };
         let all = divided(devices, &vec![1; devices.len() - 1], devices.len())?;
         let dtype = builder.dtype_of(&all, &*configured)?;

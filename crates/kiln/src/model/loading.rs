@@ -427,8 +427,7 @@ impl<'a> ModelBuilder<'a> {
     /// # Errors
     /// The errors of [`load`](Self::load); [`Error::DeviceLost`].
     pub fn compare(&self) -> Result<Option<ModelVerdict>> {
-        let is_divided = self.divided.as_ref().is_some_and(|(devices, _)| devices.len() > 1);
-        if is_divided || !self.further_stages.is_empty() {
+        if self.is_divided() || !self.further_stages.is_empty() {
             let why = "are compared one device at a time; load the model on one device".to_owned();
             return Err(Error::Setting { name: "stages", why });
         }

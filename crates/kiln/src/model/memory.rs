@@ -160,8 +160,7 @@ impl ModelBuilder<'_> {
     /// The budget of a device, without any claims.
     pub(super) fn budget(&self, device: &Opened) -> Budget {
         let info = &device.info;
-        let is_divided = self.divided.as_ref().is_some_and(|(devices, _)| devices.len() > 1);
-        let asked = self.memory.filter(|_| !is_divided || info.class != DeviceClass::Cpu);
+        let asked = self.memory.filter(|_| !self.is_divided() || info.class != DeviceClass::Cpu);
         let budget = Budget::new(asked.or_else(|| usable(info)));
         budget.set_device_memory(info.memory);
         budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());

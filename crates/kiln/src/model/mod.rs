@@ -342,6 +342,12 @@ impl Model {
         self.loaded.stages.map(|(device, _)| device.clone())
     }
 
+    /// The names of the devices of all stages, such as `cuda:0,cpu`.
+    pub fn device_names(&self) -> String {
+        let names = self.loaded.stages.iter().map(|(device, _)| device.info.name.to_string());
+        names.collect::<Vec<_>>().join(",")
+    }
+
     /// The kernels of each stage: which blocks are on which device.
     pub fn placement(&self) -> &Placement {
         &self.loaded.placement
