@@ -135,19 +135,19 @@ fn main(
         }
         workgroupBarrier();
         for (var i = 0u; i < FOURS; i++) {
-            let w_at = i * OUTPUTS + across;
-            let a = mat4x4(weights[w_at], weights[w_at + ACROSS], weights[w_at + 2u * ACROSS], weights[w_at + 3u * ACROSS]);
+            let w_first = i * OUTPUTS + across;
+            let a = mat4x4(weights[w_first], weights[w_first + ACROSS], weights[w_first + 2u * ACROSS], weights[w_first + 3u * ACROSS]);
             let b = mat4x4(
-                weights[w_at + 4u * ACROSS],
-                weights[w_at + 5u * ACROSS],
-                weights[w_at + 6u * ACROSS],
-                weights[w_at + 7u * ACROSS],
+                weights[w_first + 4u * ACROSS],
+                weights[w_first + 5u * ACROSS],
+                weights[w_first + 6u * ACROSS],
+                weights[w_first + 7u * ACROSS],
             );
-            let x_at = i * TILE + down;
-            let x_0 = vectors[x_at];
-            let x_1 = vectors[x_at + 1u];
-            let x_2 = vectors[x_at + 2u];
-            let x_3 = vectors[x_at + 3u];
+            let x_first = i * TILE + down;
+            let x_0 = vectors[x_first];
+            let x_1 = vectors[x_first + 1u];
+            let x_2 = vectors[x_first + 2u];
+            let x_3 = vectors[x_first + 3u];
             a_0 += x_0 * a;
             b_0 += x_0 * b;
             a_1 += x_1 * a;
@@ -157,10 +157,10 @@ fn main(
             a_3 += x_3 * a;
             b_3 += x_3 * b;
             if DOWN == 8u {
-                let x_4 = vectors[x_at + 4u];
-                let x_5 = vectors[x_at + 5u];
-                let x_6 = vectors[x_at + 6u];
-                let x_7 = vectors[x_at + 7u];
+                let x_4 = vectors[x_first + 4u];
+                let x_5 = vectors[x_first + 5u];
+                let x_6 = vectors[x_first + 6u];
+                let x_7 = vectors[x_first + 7u];
                 a_4 += x_4 * a;
                 b_4 += x_4 * b;
                 a_5 += x_5 * a;

@@ -11,10 +11,7 @@ use kiln::{
     expert::{Batch, Logits, ModelCache, kernels::launches_of},
 };
 
-use crate::{
-    packed_experts::folder,
-    support::{Llama, greedy},
-};
+use crate::support::{Llama, folder, greedy};
 
 const LAYERS: usize = 32;
 
@@ -96,6 +93,7 @@ fn packed_weights_take_no_more_launches() {
         for (mixture, mixed) in [(Mixture::Q8_0, 0), (Mixture::Q4_0, 0), (Mixture::Q4KM, sizes.layers / 2)] {
             let model = Model::builder(folder.path()).opened(opened.clone()).quant(mixture).load().unwrap();
             let launches = a_token(&model, "dynamic", 16, false);
+            assert!(launches > 0.0, "{device}: launches are counted");
             // Values are a product of their own, joined with queries and keys if steps are not fused. Rows of
             // embeddings are selected, then unpacked.
             let mixed = if is_fused(opened) { mixed } else { 3 * mixed };

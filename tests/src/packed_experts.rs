@@ -20,37 +20,14 @@ use kiln_weights::{
     Format,
     gguf::{Gguf, GgufWriter, NewTensor},
 };
-use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-use crate::support::{assert_close, batch, float32, forward, greedy};
+use crate::support::{assert_close, batch, float32, folder, forward, greedy};
 
 const HIDDEN: usize = 256;
 
 const EXPERTS: usize = 5;
-
-/// Creates a model folder with random weights.
-pub(crate) fn folder(config: &Json, tensors: &[(String, Vec<usize>)]) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let mut seed = 3u32;
-    let mut next = |name: &str| {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let number = (seed >> 8) as f32 / (1 << 24) as f32 - 0.5;
-        if name.contains("norm") { 1.0 + number / 4.0 } else { number / 4.0 }
-    };
-    let bytes = tensors.iter().map(|(name, shape)| {
-        let numbers = (0..shape.iter().product()).flat_map(|_: usize| next(name).to_le_bytes());
-        (name, shape, numbers.collect::<Vec<u8>>())
-    });
-    let bytes: Vec<_> = bytes.collect();
-    let views = bytes
-        .iter()
-        .map(|(name, shape, data)| (name, TensorView::new(Dtype::F32, (*shape).clone(), data).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
-    folder
-}
 
 fn config(model_type: &str, others: Json) -> Json {
     let mut config = json!({

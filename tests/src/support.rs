@@ -1,6 +1,7 @@
 //! Small models and helpers for tests.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -15,7 +16,9 @@ use kiln::{
     },
 };
 use kiln_testkit::conformance::{self, Line, Setup, Summary};
-use serde_json::json;
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// Sizes of a Llama with random weights.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +74,28 @@ impl Llama {
         let outside = outside.map(|(name, shape)| (format!("{name}.weight"), shape));
         outside.into_iter().chain((0..layers).flat_map(layer)).collect()
     }
+}
+
+/// Creates a model folder with random weights.
+pub(crate) fn folder(config: &Value, tensors: &[(String, Vec<usize>)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let mut seed = 3u32;
+    let mut next = |name: &str| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let number = (seed >> 8) as f32 / (1 << 24) as f32 - 0.5;
+        if name.contains("norm") { 1.0 + number / 4.0 } else { number / 4.0 }
+    };
+    let bytes = tensors.iter().map(|(name, shape)| {
+        let numbers = (0..shape.iter().product()).flat_map(|_: usize| next(name).to_le_bytes());
+        (name, shape, numbers.collect::<Vec<u8>>())
+    });
+    let bytes: Vec<_> = bytes.collect();
+    let views = bytes
+        .iter()
+        .map(|(name, shape, data)| (name, TensorView::new(Dtype::F32, (*shape).clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+    folder
 }
 
 /// Names of the recorded text models, one for each architecture: that of its `model_type`.

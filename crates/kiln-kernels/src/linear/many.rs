@@ -81,8 +81,7 @@ fn size_for(rows: usize) -> usize {
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let ([batch, tokens, input], output) = (linear.x.dims(), linear.weight.rows());
-    let others = [&linear.bias.as_ref().map(Tensor::dtype), &linear.residual.as_ref().map(Tensor::dtype)];
-    if !are_of_one_type(&linear.x, &linear.weight, others.into_iter().flatten().copied()) {
+    if !are_of_one_type(&linear.x, &linear.weight, linear.others()) {
         return Err(linear);
     }
     let (rows, device) = (batch * tokens, linear.x.device());

@@ -4,7 +4,7 @@
 //! weights. The native code reads each weight once, on all threads. Both factors are stored along the sum, so
 //! it rearranges neither; a general product spends most of its time on that if there are few rows. The GPU
 //! kernels for few rows work the same way. Prefill has many rows: matrix units multiply them, if wgpu offers
-//! them (`tiles.rs`).
+//! them (`tiles.rs`), or other lanes do (`many.rs`).
 
 pub(crate) mod activate;
 pub(crate) mod activation;
@@ -333,10 +333,14 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
 
 #[cfg(feature = "cube")]
 impl Linear {
-    /// Whether the GPU kernels take the inputs.
+    /// Whether the GPU kernels for few rows take the inputs.
     fn is_for_few_rows(&self) -> bool {
-        let others = self.bias.iter().map(Tensor::dtype).chain(self.residual.iter().map(Tensor::dtype));
-        are_few_of_one_type(&self.x, &self.weight, others)
+        are_few_of_one_type(&self.x, &self.weight, self.others())
+    }
+
+    /// The types of the bias and the residual.
+    fn others(&self) -> impl Iterator<Item = DType> {
+        self.bias.iter().map(Tensor::dtype).chain(self.residual.iter().map(Tensor::dtype))
     }
 }
 

@@ -484,7 +484,7 @@ impl Attention {
             // No model norms heads both before and after.
             (Some([q_norm, k_norm]), _) => {
                 let is_whole = matches!(self.config.head_norms, Some(HeadNorms::Whole(_)));
-                let normed = |norm: &Norm, (first, heads): (usize, usize)| {
+                let of_heads = |norm: &Norm, (first, heads): (usize, usize)| {
                     let own = match is_whole {
                         true => all.numbers(first..first + heads * head_dim),
                         false => all.vectors(first, heads, head_dim),
@@ -492,7 +492,7 @@ impl Attention {
                     let x = norm.forward(own, kernels);
                     rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
                 };
-                [normed(q_norm, own[0]), normed(k_norm, own[1])]
+                [of_heads(q_norm, own[0]), of_heads(k_norm, own[1])]
             }
         };
         ([queries, keys, values], gate)
