@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the Markdown pages: prose is wrapped, links and their anchors exist, and the book has every page. With --book, the book is built, too, in
-# target/book. The checkers are installed in the folder that is named, by default ~/.cache/kiln-ci-tools.
+# Checks the Markdown pages: prose is wrapped, links and their anchors exist, and the book has every page. With --book, the
+# book is built, too, in target/book. The checkers are installed in the folder that is named, by default ~/.cache/kiln-ci-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wants_book=
