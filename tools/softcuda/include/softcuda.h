@@ -1,5 +1,5 @@
 // What the CUDA C++ that cubecl writes names, for g++ on a CPU. Each thread of a block is a fiber of a thread of the host.
-// This is the first line of every kernel (`-include`), and precompiled.
+// This is the first line of every kernel (`-include`). It is not precompiled: on some virtual machines, g++ took all memory to read it.
 #pragma once
 #include <limits.h>
 #include <math.h>
