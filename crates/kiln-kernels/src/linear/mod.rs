@@ -65,7 +65,8 @@ use crate::{
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
-/// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, wgpu has one
+/// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]), and twice as many in two
+/// passes where weights are packed and would have to be unpacked. For more, wgpu has one
 /// that uses matrix units, for float16 where there are any, and one for other GPUs. On CUDA, the product is
 /// that of cubek, in the reference.
 #[derive(Clone, Debug)]
@@ -128,6 +129,9 @@ impl Kernel for Linear {
                 many::launch(self)
             }
             Matrix::Dense(_) => tiles::launch(self),
+            Matrix::Packed(_) if self.is_for_two_passes() => {
+                Ok(self.in_two_passes(|part| around::wgsl::launch(part.into())))
+            }
             Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl, tiles::launch),
         }
     }
@@ -137,6 +141,9 @@ impl Kernel for Linear {
         match &self.weight {
             _ if self.is_for_few_rows() => Ok(around::cube::launch(self.into())),
             Matrix::Dense(_) => Err(self),
+            Matrix::Packed(_) if self.is_for_two_passes() => {
+                Ok(self.in_two_passes(|part| around::cube::launch(part.into())))
+            }
             Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube, Err),
         }
     }
@@ -265,7 +272,7 @@ impl Checked for Linear {
                 let larger = matches!(format, Format::Q4_0 | Format::Q6K | Format::Bf16);
                 let batches = match order {
                     Order::Rows if larger => &[(1, 5), (2, 16), (2, 65)][..],
-                    Order::Rows => &[(1, 5), (2, 16)],
+                    Order::Rows => &[(1, 5), (3, 11)],
                     Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
                 };
                 for (i, &(rows, tokens)) in batches.iter().enumerate() {
@@ -336,6 +343,32 @@ impl Linear {
     /// Whether the GPU kernels for few rows take the inputs.
     fn is_for_few_rows(&self) -> bool {
         are_few_of_one_type(&self.x, &self.weight, self.others())
+    }
+
+    /// Whether packed weights are read twice, each time for a few rows. To unpack them moves eight times the
+    /// bytes: the numbers are written and read.
+    fn is_for_two_passes(&self) -> bool {
+        let [rows, tokens, _] = self.x.dims();
+        rows * tokens <= 2 * INVARIANT_UP_TO && are_of_one_type(&self.x, &self.weight, self.others())
+    }
+
+    /// Computes the product by `launch`, a few rows at a time.
+    fn in_two_passes(self, launch: impl Fn(Self) -> Tensor<3>) -> Tensor<3> {
+        let [rows, tokens, input] = self.x.dims();
+        let (all, output) = (rows * tokens, self.weight.rows());
+        let x = self.x.reshape([1, all, input]);
+        let residual = self.residual.map(|residual| residual.reshape([1, all, output]));
+        let part = |first: usize| {
+            let len = INVARIANT_UP_TO.min(all - first);
+            launch(Self {
+                x: x.clone().narrow(1, first, len),
+                weight: self.weight.clone(),
+                bias: self.bias.clone(),
+                residual: residual.clone().map(|residual| residual.narrow(1, first, len)),
+            })
+        };
+        let parts = (0..all).step_by(INVARIANT_UP_TO).map(part).collect();
+        Tensor::cat(parts, 1).reshape([rows, tokens, output])
     }
 
     /// The types of the bias and the residual.
