@@ -9,11 +9,14 @@ const puppeteer = createRequire(modules ? join(modules, "x.js") : import.meta.ur
 const settings = {
     chrome: {
         executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-        args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"],
+        args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan",
+            // A microphone that beeps, and needs no permission.
+            "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"],
     },
     firefox: {
         executablePath: process.env.FIREFOX ?? "/usr/bin/firefox-esr",
-        extraPrefsFirefox: { "dom.webgpu.enabled": true, "gfx.webgpu.ignore-blocklist": true },
+        extraPrefsFirefox: { "dom.webgpu.enabled": true, "gfx.webgpu.ignore-blocklist": true,
+            "media.navigator.streams.fake": true, "media.navigator.permission.disabled": true },
     },
 };
 

@@ -300,6 +300,33 @@ async function run(name, browser) {
         equal([first[1], cold[1], again[0]], [0, 0, cold[0]]);
         if (!(again[1] >= 256)) throw new Error(`${again[1]} tokens were reused`);
     });
+    await check(`${name}: what was computed of prompts is saved, and restored into a model that is loaded anew`, async () => {
+        const told = await page.evaluate(async () => {
+            const prompt = Array.from({ length: 300 }, (_, at) => `word ${at}`).join(" ").slice(0, 800);
+            const ask = async (model) => {
+                const { choices, usage } = await model.openai.completions.create({ prompt, max_tokens: 6, temperature: 0 });
+                return [choices[0].text, usage.prompt_tokens_details.cached_tokens];
+            };
+            const [text] = await ask(model);
+            const saved = await model.savePrefixes();
+            const other = await Model.load("/demo/");
+            const half = await error(() => other.restorePrefixes(saved.slice(0, saved.size / 2)));
+            const bytes = new Uint8Array(await saved.arrayBuffer());
+            bytes[bytes.length - 9] ^= 1;
+            const damaged = await error(() => other.restorePrefixes(new Blob([bytes])));
+            const [cold, none] = await ask(other);
+            other.dispose();
+            const third = await Model.load("/demo/");
+            const count = await third.restorePrefixes(saved);
+            const [hot, reused] = await ask(third);
+            third.dispose();
+            return { same: [cold === text, hot === text], none, count, reused, half, damaged };
+        });
+        equal([told.same, told.none], [[true, true], 0]);
+        if (!(told.count >= 1 && told.reused >= 256)) throw new Error(`${told.count} prompts, ${told.reused} tokens`);
+        matches(told.half, /ModelError: the saved prompts: .*not a whole/);
+        matches(told.damaged, /ModelError: the saved prompts: was altered/);
+    });
     await check(`${name}: an answer of the server that is given up ends`, async () => {
         const running = await page.evaluate(async () => {
             const body = { messages: [{ role: "user", content: "Go on." }], max_tokens: 300, ignore_eos: true, stream: true };
@@ -333,6 +360,18 @@ async function run(name, browser) {
     await check(`${name}: recordings of Transformers`, async () => {
         const { summary } = await page.evaluate(async () => await conformance("/web/fixtures/transformers-5.23.0/", { filter: "llama/greedy" }));
         equal([summary.failed, summary.passed > 2], [0, true]);
+    });
+    await check(`${name}: the microphone is recorded as a WAV file`, async () => {
+        const { type, seconds, told, loudest } = await page.evaluate(async () => {
+            const recording = await record();
+            await new Promise((resolve) => setTimeout(resolve, 2500));
+            const told = recording.seconds;
+            const file = await recording.stop();
+            const heard = await new OfflineAudioContext(1, 1, 16000).decodeAudioData(await file.arrayBuffer());
+            return { type: file.type, seconds: heard.duration, told, loudest: Math.max(...heard.getChannelData(0).map(Math.abs)) };
+        });
+        equal(type, "audio/wav");
+        if (!(told > 2 && Math.abs(seconds - told) < 1 && loudest > 0.01)) throw new Error(`${told} s, then ${seconds} s, at most ${loudest}`);
     });
     await check(`${name}: a check can be stopped`, async () => {
         const stopped = async () => {
@@ -502,6 +541,25 @@ async function run(name, browser) {
         await other.click("#send");
         await other.waitForFunction(() => /6 tokens/.test(document.querySelector(".figures")?.textContent), { timeout: PATIENCE });
         equal(await other.$eval("#failure", (failure) => failure.textContent), "");
+        // A saved conversation, in a page that is opened anew. It is too short to have a cache.
+        const chat = await other.evaluate(() => new Promise((resolve) => {
+            const link = HTMLAnchorElement.prototype.click;
+            HTMLAnchorElement.prototype.click = async function () {
+                HTMLAnchorElement.prototype.click = link;
+                resolve(await (await fetch(this.href)).text());
+            };
+            document.getElementById("save-chat").click();
+        }));
+        await other.click("#new-chat");
+        await other.evaluate((chat) => {
+            const files = new DataTransfer();
+            files.items.add(new File([chat], "demo.kiln-chat"));
+            const input = document.getElementById("open-chat");
+            input.files = files.files;
+            input.dispatchEvent(new Event("change"));
+        }, chat);
+        await other.waitForFunction(() => /too short/.test(document.getElementById("loading").textContent), { timeout: PATIENCE });
+        equal(await other.$eval(".question", (question) => question.textContent), "What news?");
         await other.close();
     });
     await check(`${name}: without a network, the pages open, and a stored model answers`, async () => {

@@ -14,6 +14,8 @@ const FORM = `
         <button id="load">Load</button>
         <label>or files <input id="files" type="file" multiple></label>
         <button type="button" id="cancel" hidden>Cancel</button>
+        <button type="button" id="save-chat" disabled title="The conversation, and what the model computed of it">Save chat</button>
+        <label>Open chat <input id="open-chat" type="file" accept=".kiln-chat" disabled></label>
         <progress id="progress" hidden></progress>
         <a href="conformance.html">conformance</a>
         <a href="doctor.html">doctor</a>
@@ -69,6 +71,7 @@ async function load(source) {
         model?.dispose();
         model = next;
         ready();
+        for (const id of ["save-chat", "open-chat"]) element(id).disabled = false;
         const { parameters, weightBytes, adapter } = model.facts;
         tell(`${(parameters / 1e6).toFixed(0)} million parameters, ${megabytes(weightBytes)} on ${adapter || "the GPU"}.`);
         await page.showModels();
@@ -81,6 +84,41 @@ async function load(source) {
     disable(false);
 }
 
+/** The first line of a saved conversation, with the number of bytes of the second one, which is JSON. Its caches follow. */
+const CHAT = /^kiln-chat\/1 (\d{1,9})\n/;
+
+async function saveChat() {
+    const head = `${JSON.stringify({ model: model.facts.name, ...page.conversation() })}\n`;
+    const { size } = new Blob([head]);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([`kiln-chat/1 ${size}\n`, head, await model.savePrefixes()]));
+    link.download = `${model.facts.name}.kiln-chat`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+async function openChat(file) {
+    const found = CHAT.exec(await file.slice(0, 64).text());
+    if (!found) throw new Error(`${file.name} is not a conversation that this page saved.`);
+    const [begin, end] = [found[0].length, found[0].length + Number(found[1])];
+    const told = JSON.parse(await file.slice(begin, end).text().catch(() => ""));
+    if (!Array.isArray(told.turns)) throw new Error(`${file.name} has no conversation.`);
+    page.show(told);
+    const count = await model.restorePrefixes(file.slice(end)).catch((error) => {
+        throw new Error(`The conversation is open, and is computed anew: ${error.message}.`);
+    });
+    tell(count ? "The conversation goes on where it was saved." : "The conversation is open. It was too short to have a cache.");
+}
+
+/** Does what a button says; an error becomes the page's. */
+async function attempt(work) {
+    try {
+        await work();
+    } catch (error) {
+        tell("", error instanceof SyntaxError ? "The file is damaged." : error.message);
+    }
+}
+
 document.querySelector("header").insertAdjacentHTML("afterbegin", FORM);
 element("status").textContent = "";
 element("source").addEventListener("submit", (event) => {
@@ -88,6 +126,11 @@ element("source").addEventListener("submit", (event) => {
     load(event.target.elements.source.value.trim());
 });
 element("files").addEventListener("change", ({ target }) => target.files.length && load(Array.from(target.files)));
+element("save-chat").addEventListener("click", () => attempt(saveChat));
+element("open-chat").addEventListener("change", ({ target }) => {
+    const [file] = target.files;
+    if (file) attempt(() => openChat(file)).finally(() => (target.value = ""));
+});
 element("cancel").addEventListener("click", () => controller.abort());
 // Private windows may have none.
 navigator.serviceWorker?.register("offline.js").catch(() => {});

@@ -142,6 +142,14 @@ export class Model {
     chat(conversation: Message[] | { messages: Message[]; tools?: object[] }, options?: GenerateOptions): Answer;
     embed(texts: string[]): Promise<Float32Array[]>;
     count(text: string): Promise<number>;
+    /**
+     * The beginnings of prompts that the model keeps for `fetch` and `openai`, up to `prefixMemory` bytes, as a file. After
+     * a later `load` of the same model, `restorePrefixes` takes it, and prompts that begin like these are computed from
+     * there, with the same bits. It fails if the file is damaged, or was computed by another model, device or version.
+     */
+    savePrefixes(): Promise<Blob>;
+    /** Returns the number of beginnings that were taken over. */
+    restorePrefixes(file: Blob): Promise<number>;
     /** Bytes of the module's own memory, which does not shrink. Weights and caches are on the GPU. */
     memory(): Promise<{ heapBytes: number }>;
     dispose(): void;
@@ -165,6 +173,16 @@ export interface Adapter {
     driver: string;
     class: string;
 }
+
+export interface Recording {
+    /** The length so far. */
+    readonly seconds: number;
+    /** Ends the recording. The file is for `model.openai.audio.transcriptions.create({ file })`. */
+    stop(): Promise<File>;
+}
+
+/** Records the microphone, from now on. The browser asks the visitor. */
+export function record(): Promise<Recording>;
 
 /** Compares this browser's GPU with recordings of Transformers: a fixture folder. */
 export function conformance(

@@ -1,6 +1,7 @@
 // Language models on the visitor's GPU: the API for pages. All work is done in a worker.
 
 import { openai } from "./openai.js";
+export { record } from "./microphone.js";
 
 /** What a model was told to load, and where it runs. See index.d.ts for all types. */
 export class Model {
@@ -70,6 +71,16 @@ export class Model {
     /** Bytes of the module's own memory, which does not shrink. Weights and caches are on the GPU. */
     async memory() {
         return await this.#worker.call("memory", {});
+    }
+
+    /** The beginnings of prompts that the model keeps for `fetch` and `openai`, as a file for `restorePrefixes`. */
+    async savePrefixes() {
+        return new Blob([await this.#worker.call("savePrefixes", {})]);
+    }
+
+    /** Takes over saved beginnings of prompts: prompts that begin like these are computed from there. Returns their number. */
+    async restorePrefixes(blob) {
+        return await this.#worker.call("restorePrefixes", { blob });
     }
 
     /** Frees everything. Answers under way end with an error. */

@@ -69,6 +69,10 @@ const calls = {
 
     count: (_, { text }) => model.count(text),
 
+    savePrefixes: () => model.savePrefixes(),
+
+    restorePrefixes: (_, { blob }) => model.restorePrefixes(new kiln.WebFile("the saved prompts", new Reader(blob))),
+
     memory: () => ({ heapBytes: kiln.memory.buffer.byteLength }),
 
     async conformance(call, { source, filter = "", cache, device }, signal) {

@@ -27,9 +27,12 @@ use std::{
 
 use kiln_core::{Error, Result, model::CausalModel, read_back};
 
-pub(crate) use self::prefixes::{Kept, Scope};
-pub use self::shares::Share;
+pub(crate) use self::prefixes::Kept;
 use self::{prefixes::Prefixes, shares::Shares, together::Together};
+pub use self::{
+    prefixes::{PrefixScope, StoredPrefix},
+    shares::Share,
+};
 use crate::generation::{Generation, Step};
 
 /// The most rows of a pass in which each row has the bits that it has alone, on every device.
@@ -211,6 +214,17 @@ impl<T: Generating> Engine<T> {
     /// Number of bytes of the copies of caches.
     pub fn prefix_bytes(&self) -> usize {
         self.prefixes.as_ref().map_or(0, Prefixes::bytes)
+    }
+
+    /// The copies of caches, the latest used last.
+    pub fn stored_prefixes(&self) -> impl Iterator<Item = &StoredPrefix> {
+        self.prefixes.iter().flat_map(Prefixes::all)
+    }
+
+    /// Adds a copy of a cache, such as one that another engine of the same model kept. Others give way to it.
+    /// Returns whether the engine keeps copies that large.
+    pub fn store_prefix(&mut self, prefix: StoredPrefix) -> bool {
+        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.add(prefix))
     }
 
     /// Adds a generation. It begins in one of the next turns, in the order of arrival.

@@ -53,7 +53,7 @@ use self::{
 use crate::{
     cache_handle::CacheHandle,
     completion::Completion,
-    engine::{Kept, Scope},
+    engine::{Kept, PrefixScope},
     feeder::checked_chunk,
     grammar::Matcher,
     logprobs::Logprobs,
@@ -391,19 +391,19 @@ impl Generation<'_> {
 
     /// The prompt, and the scope in which it may begin with another one's cache; `None` if it may not, or is
     /// under way.
-    pub(crate) fn sharable_prompt(&self) -> Option<(Scope, Vec<TokenId>)> {
+    pub(crate) fn sharable_prompt(&self) -> Option<(PrefixScope, Vec<TokenId>)> {
         let is_one = matches!(&self.rows.list[..], [row] if row.left_pad == 0) && self.rows.complete;
         let may = is_one && self.search.is_by_row() && self.runner.is_unfed();
         self.prefix_scope().filter(|_| may && self.rows.delivered == 0)
     }
 
     /// The prompt, and its scope.
-    pub(crate) fn prefix_scope(&self) -> Option<(Scope, Vec<TokenId>)> {
+    pub(crate) fn prefix_scope(&self) -> Option<(PrefixScope, Vec<TokenId>)> {
         let Options { prefix_scope: Some(name), prefill_chunk: Some(chunk), .. } = &self.options else {
             return None;
         };
         let row = self.rows.list.first()?;
-        Some((Scope { name: name.clone(), chunk: *chunk }, row.ids.get(..row.prompt)?.to_vec()))
+        Some((PrefixScope { name: name.clone(), chunk: *chunk }, row.ids.get(..row.prompt)?.to_vec()))
     }
 
     /// Begins with a cache that holds at least the first `tokens` tokens of the prompt. `is_answer`: decode
@@ -420,7 +420,7 @@ impl Generation<'_> {
 
     /// Copies the cache with the prompt and the answer, and tells their tokens and scope; `None` if no prompt
     /// could begin with them, or the cache cannot be copied.
-    pub(crate) fn copy_with_answer(&mut self) -> Option<(Scope, Vec<TokenId>, Kept)> {
+    pub(crate) fn copy_with_answer(&mut self) -> Option<(PrefixScope, Vec<TokenId>, Kept)> {
         let [row] = &self.rows.list[..] else { return None };
         let is_plain = self.search.is_by_row() && row.left_pad == 0;
         let (scope, _) = self.prefix_scope().filter(|_| is_plain)?;

@@ -69,7 +69,7 @@ pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
-pub use engine::{EXACT_ROWS, Engine, Event, Generating, RequestId, Share};
+pub use engine::{EXACT_ROWS, Engine, Event, Generating, PrefixScope, RequestId, Share, StoredPrefix};
 pub use feeder::prefill;
 pub use generation::{
     AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord,

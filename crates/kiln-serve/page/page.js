@@ -85,6 +85,23 @@ async function* events(response) {
     }
 }
 
+/** The conversation, for a file. */
+export const conversation = () => ({ turns, system: settings.system ?? "", cache: element("cache").value });
+
+/** Shows a conversation of a file in place of this one. */
+export function show({ turns: others, system, cache }) {
+    stop();
+    turns = others.map(({ question, answer = "", reasoning = "" }) => ({ question, answer, reasoning, error: "", figures: null }));
+    write("turns", turns);
+    Object.assign(settings, { system, cache });
+    write("settings", settings);
+    element("settings-form").elements.system.value = system;
+    element("cache").value = cache;
+    showSettings();
+    showTurns();
+    element("question").focus();
+}
+
 /** The request for the last answer. Turns without an answer, because it failed, are left out of it. */
 function requestBody() {
     const messages = [];

@@ -107,10 +107,11 @@ fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<Strin
     let devices: Vec<String> = model.stages().blocks(usize::MAX).map(of_stage).collect();
     let version = env!("CARGO_PKG_VERSION");
     let (dtype, plan, threads) = (model.dtype().name(), plan.unwrap_or(model.plan()), device::threads());
-    let (weights, held) = (model.fingerprint()?, model.weight_bytes());
+    let (weights, held, away) = (model.fingerprint()?, model.weight_bytes(), model.host_weight_bytes());
     let (kernels, arithmetic) = (model.kernels().implementation(), model.arithmetic());
-    let all =
-        format!("{devices:?} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held}");
+    let all = format!(
+        "{devices:?} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held} {away}"
+    );
     let hash = Sha256::digest(all);
     let short: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("kiln-{version}-{dtype}-{short}"))
@@ -169,11 +170,15 @@ impl Served {
         let (model, worker) = (&self.model, &self.worker);
         let [caches, prefixes] = worker.cache_bytes();
         let default = self.plan.as_ref().unwrap_or(model.plan());
+        // Browsers may hide the name of the adapter.
+        let adapter = Some(&model.opened().info.adapter).filter(|name| !name.is_empty());
+        let device = adapter.map_or_else(String::new, |name| format!(" ({name})"));
+        let device = format!("{}{device}", model.device_names());
         json!({
             "model": self.name,
             "loaded": true,
             "version": env!("CARGO_PKG_VERSION"),
-            "device": format!("{} ({})", model.device_names(), model.opened().info.adapter),
+            "device": device,
             "dtype": model.dtype().name(),
             "context": model.sizes().positions,
             "cache": default.to_string(),

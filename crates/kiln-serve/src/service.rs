@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use axum::{Router, body::Body, middleware};
 use http::{Request, Response};
-use kiln::Result;
+use kiln::{Error, Result, expert::TensorFile};
 use tower_service::Service as _;
 
 use crate::{
@@ -14,7 +14,8 @@ use crate::{
     models::Models,
 };
 
-/// Answers requests, wherever they come from. Copies share the engines.
+/// Answers requests, wherever they come from. Copies share the engines. Outside browsers, it needs a runtime
+/// of tokio with time.
 ///
 /// ```no_run
 /// use kiln::Model;
@@ -66,6 +67,32 @@ impl Service {
     /// Ends all answers with an error.
     pub fn stop(&self) {
         self.models.stop();
+    }
+
+    /// Copies the beginnings of prompts that the engine of a model keeps into the bytes of a file, for
+    /// [`restore_prefixes`](Self::restore_prefixes). `None`: the first model.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] for a model that is not loaded; the errors of [`kiln::Model::save_prefixes`].
+    pub async fn save_prefixes(&self, model: Option<&str>) -> Result<Vec<u8>> {
+        let served = self.models.get(model).await.map_err(|e| Error::Execution(e.message))?;
+        let computed_by = served.fingerprint.clone();
+        let save = move |model: &kiln::Model, engine: &mut _| model.save_prefixes(engine, &computed_by);
+        served.worker.with_engine(save).await.map_err(|e| Error::Execution(e.message))?
+    }
+
+    /// Gives the engine of a model the beginnings of prompts that were saved. Prompts that begin like these
+    /// are computed from there, with the same bits. Returns the number of beginnings that it has room for.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that is damaged, or was computed by another model, device, driver or
+    /// version of Kiln.
+    pub async fn restore_prefixes(&self, model: Option<&str>, file: TensorFile) -> Result<usize> {
+        let served = self.models.get(model).await.map_err(|e| Error::Execution(e.message))?;
+        let computed_by = served.fingerprint.clone();
+        let restore =
+            move |model: &kiln::Model, engine: &mut _| model.restore_prefixes(engine, file, &computed_by);
+        served.worker.with_engine(restore).await.map_err(|e| Error::Execution(e.message))?
     }
 
     /// Answers a request. A response whose body is dropped ends its answer.

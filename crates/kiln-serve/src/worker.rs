@@ -57,10 +57,14 @@ pub(crate) type Make = Box<dyn Fn(&Model) -> Result<GeneratedText<'static>> + Se
 /// A computation between two turns of the engine. It takes its own turn among the models.
 type Compute = Box<dyn FnOnce(Model, Turns) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
+/// Something done with the engine between two of its turns.
+type Use = Box<dyn FnOnce(&Model, &mut Engine<GeneratedText<'static>>) + Send>;
+
 /// A message from a handler to the task.
 enum Work {
     Choices(Vec<Job>),
     Call(Compute),
+    Use(Use),
     /// Nothing is computed any more, and those who wait are told.
     Stop,
 }
@@ -210,6 +214,16 @@ impl Worker {
         self.send(Work::Call(Box::new(|_, turns| Box::pin(compute(turns)))))
     }
 
+    /// Does something with the engine between two of its turns.
+    pub(crate) async fn with_engine<T: Send + 'static>(
+        &self,
+        with: impl FnOnce(&Model, &mut Engine<GeneratedText<'static>>) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (sender, result) = oneshot::channel();
+        self.send(Work::Use(Box::new(|model, engine| _ = sender.send(with(model, engine)))))?;
+        result.await.map_err(|_| failed())
+    }
+
     fn send(&self, work: Work) -> Result<(), ApiError> {
         self.work.send(work).map_err(|_| failed())
     }
@@ -354,6 +368,7 @@ async fn take(
             }
         }
         Work::Call(compute) => compute(model.clone(), turns.clone()).await,
+        Work::Use(with) => with(model, engine),
         Work::Stop => {
             for (id, running) in readers.drain() {
                 engine.cancel(id);

@@ -5,7 +5,10 @@ use std::{cell::RefCell, collections::BTreeMap, path::PathBuf, sync::Arc};
 use js_sys::{Object, Reflect, Uint8Array};
 use kiln::{
     Error, Result,
-    expert::source::{Answer, Source, SourceFile},
+    expert::{
+        TensorFile,
+        source::{Answer, Source, SourceFile},
+    },
 };
 use wasm_bindgen::prelude::*;
 
@@ -99,6 +102,32 @@ pub(crate) struct WebSource {
     files: BTreeMap<String, Arc<Numbered>>,
 }
 
+impl WebFile {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is damaged, or no file of tensors.
+    pub(crate) fn tensors(self) -> Result<TensorFile> {
+        let file = self.numbered()?;
+        TensorFile::new(&file.path.clone(), file)
+    }
+
+    fn numbered(self) -> Result<Arc<Numbered>> {
+        let Self { name, handle } = self;
+        let path = PathBuf::from(name);
+        let size = handle
+            .get_size()
+            .map_err(|e| Error::File { path: path.clone(), why: format!("has no size: {}", text(&e)) })?;
+        let buffer = Uint8Array::new_with_length(READ_AT_ONCE.min((size as usize).max(1)) as u32);
+        let number = OPEN.with_borrow_mut(|open| {
+            let number = open.last_key_value().map_or(0, |(number, _)| number + 1);
+            open.insert(number, Reader { handle, buffer, begin: 0, held: 0 });
+            number
+        });
+        Ok(Arc::new(Numbered { number, path, size: size as u64 }))
+    }
+}
+
 /// A file by its number.
 #[derive(Debug)]
 struct Numbered {
@@ -113,19 +142,7 @@ impl WebSource {
     /// # Errors
     /// [`Error::File`] if a file does not tell its size.
     pub(crate) fn new(name: String, files: Vec<WebFile>) -> Result<Self> {
-        let opened = files.into_iter().map(|WebFile { name, handle }| {
-            let path = PathBuf::from(&name);
-            let size = handle
-                .get_size()
-                .map_err(|e| Error::File { path: path.clone(), why: format!("has no size: {}", text(&e)) })?;
-            let buffer = Uint8Array::new_with_length(READ_AT_ONCE.min((size as usize).max(1)) as u32);
-            let number = OPEN.with_borrow_mut(|open| {
-                let number = open.last_key_value().map_or(0, |(number, _)| number + 1);
-                open.insert(number, Reader { handle, buffer, begin: 0, held: 0 });
-                number
-            });
-            Ok((name, Arc::new(Numbered { number, path, size: size as u64 })))
-        });
+        let opened = files.into_iter().map(|file| Ok((file.name.clone(), file.numbered()?)));
         Ok(Self { name, files: opened.collect::<Result<_>>()? })
     }
 }

@@ -11,7 +11,7 @@ use kiln_serve::{
 };
 use wasm_bindgen::prelude::*;
 
-use crate::model::WebModel;
+use crate::{files::WebFile, model::WebModel, thrown};
 
 /// The caches that requests may ask for by `kiln.cache`: the visitor is the only user.
 const PLANS: [&str; 8] =
@@ -69,6 +69,25 @@ impl WebModel {
         }
         let request = request.body(Body::from(body)).map_err(|e| wrong(e.to_string()))?;
         Ok(WebResponse::of(self.service().call(request).await))
+    }
+
+    /// Copies the beginnings of prompts that are kept into the bytes of a file.
+    ///
+    /// # Errors
+    /// An `Error` that is named after its kind.
+    #[wasm_bindgen(js_name = savePrefixes)]
+    pub async fn save_prefixes(&self) -> Result<Vec<u8>, JsValue> {
+        self.service().save_prefixes(None).await.map_err(|e| thrown(&e))
+    }
+
+    /// Takes the beginnings of prompts from such a file. Returns their number.
+    ///
+    /// # Errors
+    /// An `Error` that is named after its kind: a file that is damaged, or was computed elsewhere.
+    #[wasm_bindgen(js_name = restorePrefixes)]
+    pub async fn restore_prefixes(&self, file: WebFile) -> Result<usize, JsValue> {
+        let restored = async { self.service().restore_prefixes(None, file.tensors()?).await };
+        restored.await.map_err(|e| thrown(&e))
     }
 }
 

@@ -31,6 +31,7 @@ pub use kiln_core::{
     model_cache::ModelCache,
     read_back, source,
     stages::Stages,
+    tensor_file::TensorFile,
     unsafe_ops::exit_at_once,
 };
 pub use kiln_generate::{

@@ -3,6 +3,8 @@
 //! Tensors are named `LAYER.SLOT.NUMBER`. The metadata holds the fingerprint of the model's weights, the type
 //! of its numbers, the plan of the cache, the tokens, and a SHA-256 of everything.
 
+mod prefixes;
+
 use std::{collections::HashMap, path::Path};
 
 use burn::tensor::{DType, TensorData};
@@ -16,7 +18,7 @@ use kiln_core::{
     tensor_file::TensorFile,
 };
 use safetensors::{Dtype, tensor::TensorView};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 use crate::Model;
@@ -82,7 +84,7 @@ impl Model {
     /// # Errors
     /// [`Error::File`] for a file that is not a saved cache.
     pub fn plan_of_saved(&self, path: &Path) -> Result<Plan> {
-        let (_, header, ..) = opened(path)?;
+        let (_, header) = opened(path)?;
         saved_plan(&header, path)
     }
 
@@ -113,31 +115,9 @@ impl Model {
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
             groups,
-            layers: (states.iter())
-                .map(|LayerState { seq_len, history, counts, slots }| LayerHeader {
-                    seq_len: *seq_len,
-                    history: *history,
-                    counts: counts.clone(),
-                    slots: slots.iter().map(Vec::len).collect(),
-                })
-                .collect(),
+            layers: LayerHeader::of(&states),
         };
-        let header = serde_json::to_string(&header).map_err(|e| wrong(e.to_string()))?;
-        let mut hash = Sha256::new();
-        hash.update(&header);
-        let mut views = Vec::new();
-        for (name, data) in named(&states) {
-            hash.update(data.as_bytes());
-            let dtype =
-                stored(data.dtype()).ok_or_else(|| wrong(format!("{:?} is not stored", data.dtype())))?;
-            let view = TensorView::new(dtype, data.shape().to_vec(), data.as_bytes());
-            views.push((name, view.map_err(|e| wrong(e.to_string()))?));
-        }
-        let metadata = HashMap::from([
-            ("format".to_owned(), FORMAT.to_owned()),
-            ("header".to_owned(), header),
-            ("sha256".to_owned(), hex(hash)),
-        ]);
+        let (views, metadata) = contents(FORMAT, &header, named("", &states)).map_err(wrong)?;
         safetensors::serialize_to_file(views, Some(metadata), new.temporary())
             .map_err(|e| wrong(format!("cannot be written: {e}")))?;
         new.finish()
@@ -150,7 +130,7 @@ impl Model {
     pub fn load_cache(&self, path: &Path, plan: &Plan) -> Result<SavedCache> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
         let damaged = |e: String| wrong(not_whole(&e));
-        let (file, header, text, sha256) = opened(path)?;
+        let (mut file, header) = opened(path)?;
         let needs = self.causal().needs();
         let saved = saved_plan(&header, path)?;
         let other = |what, saved: &str, here: &str| {
@@ -165,34 +145,9 @@ impl Model {
         if saved.used(&needs) != plan.used(&needs) {
             return other("cache", &saved.describe(&needs), &plan.describe(&needs));
         }
-        let mut hash = Sha256::new();
-        hash.update(text);
-        let mut read = |name: String| {
-            let info = file.tensor(&name).ok_or_else(|| damaged(format!("`{name}` is missing")))?;
-            let dtype = held(info.dtype).filter(|&dtype| dtype == DType::I32 || dtype == self.dtype());
-            let dtype = dtype.ok_or_else(|| damaged(format!("{:?} in `{name}`", info.dtype)))?;
-            let bytes = file.read_tensor(info)?;
-            hash.update(&bytes);
-            Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
-        };
-        let tensors = file.tensors().len();
-        let mut layers = Vec::new();
-        for (layer, LayerHeader { seq_len, history, counts, slots: lens }) in
-            header.layers.into_iter().enumerate()
-        {
-            let mut slots = Vec::new();
-            for (slot, len) in lens.into_iter().enumerate() {
-                if len > tensors {
-                    return Err(damaged(format!("{len} tensors in a slot")));
-                }
-                slots.push((0..len).map(|i| read(name(layer, slot, i))).collect::<Result<_>>()?);
-            }
-            layers.push(LayerState { seq_len, history, counts, slots });
-        }
-        if sha256 != hex(hash) {
-            return Err(wrong("was altered since it was saved: its checksum is another".to_owned()));
-        }
-        let Header { tokens, left_pad, groups: rows, .. } = header;
+        let Header { tokens, left_pad, groups: rows, layers, .. } = header;
+        let layers = file.layers("", layers, self.dtype())?;
+        file.check()?;
         let mut cache = self.cache(plan)?;
         cache.restore(CacheState { rows, layers }).map_err(|e| match e {
             Error::Import { why } => damaged(why),
@@ -220,40 +175,130 @@ fn saved_plan(header: &Header, path: &Path) -> Result<Plan> {
     Plan::named(&header.cache).map_err(|e| Error::File { path: path.to_owned(), why: e.to_string() })
 }
 
-/// Opens a saved cache. Returns the file, its header, the header's text, and the checksum that the file
-/// states.
-fn opened(path: &Path) -> Result<(TensorFile, Header, String, String)> {
-    let wrong = |why: String| Error::File { path: path.to_owned(), why };
-    let file = TensorFile::open(path)?;
-    let metadata = file.metadata().cloned().unwrap_or_default();
-    match metadata.get("format").map(String::as_str) {
-        Some(FORMAT) => {}
-        Some(other) if other.starts_with("kiln.cache/") => {
-            return Err(wrong(format!(
-                "was saved by another version of Kiln ({other}; this one reads {FORMAT}); save it again"
-            )));
+/// Opens a saved cache, and reads its header.
+fn opened(path: &Path) -> Result<(Contents, Header)> {
+    Contents::new(TensorFile::open(path)?, FORMAT, "a cache that Kiln saved")
+}
+
+/// The tensors of a file, and a hash of those that were read.
+struct Contents {
+    file: TensorFile,
+    hash: Sha256,
+    /// The hash that the file states.
+    sha256: String,
+}
+
+impl Contents {
+    /// Reads the header of a file of this format. `what`: a name of the format for messages.
+    fn new<H: DeserializeOwned>(file: TensorFile, format: &str, what: &str) -> Result<(Self, H)> {
+        let wrong = |why: String| Error::File { path: file.path().to_owned(), why };
+        let metadata = file.metadata().cloned().unwrap_or_default();
+        let (name, version) = format.split_once('/').unwrap_or((format, ""));
+        match metadata.get("format").map(String::as_str) {
+            Some(found) if found == format => {}
+            Some(other) if other.split('/').next() == Some(name) => {
+                return Err(wrong(format!(
+                    "was saved by another version of Kiln ({other}; this one reads {name}/{version}); save \
+                     it again"
+                )));
+            }
+            _ => return Err(wrong(format!("is not {what} ({format})"))),
         }
-        _ => return Err(wrong(format!("is not a cache that Kiln saved ({FORMAT})"))),
+        let entry = |key: &str| metadata.get(key).cloned().unwrap_or_default();
+        let (text, sha256) = (entry("header"), entry("sha256"));
+        let header = serde_json::from_str(&text).map_err(|e| wrong(not_whole(&e.to_string())))?;
+        let hash = Sha256::new_with_prefix(text);
+        Ok((Self { file, hash, sha256 }, header))
     }
-    let entry = |key: &str| metadata.get(key).cloned().unwrap_or_default();
-    let (text, sha256) = (entry("header"), entry("sha256"));
-    let header = serde_json::from_str(&text).map_err(|e| wrong(not_whole(&e.to_string())))?;
-    Ok((file, header, text, sha256))
+
+    fn wrong(&self, why: String) -> Error {
+        Error::File { path: self.file.path().to_owned(), why }
+    }
+
+    /// Reads the layers of a cache with numbers of this type. Names of tensors begin with `prefix`.
+    fn layers(&mut self, prefix: &str, headers: Vec<LayerHeader>, own: DType) -> Result<Vec<LayerState>> {
+        let tensors = self.file.tensors().len();
+        let mut layers = Vec::new();
+        for (layer, LayerHeader { seq_len, history, counts, slots: lens }) in headers.into_iter().enumerate()
+        {
+            let mut slots = Vec::new();
+            for (slot, len) in lens.into_iter().enumerate() {
+                if len > tensors {
+                    return Err(self.wrong(not_whole(&format!("{len} tensors in a slot"))));
+                }
+                let tensors = (0..len).map(|i| self.tensor(&name(prefix, layer, slot, i), own));
+                slots.push(tensors.collect::<Result<_>>()?);
+            }
+            layers.push(LayerState { seq_len, history, counts, slots });
+        }
+        Ok(layers)
+    }
+
+    fn tensor(&mut self, name: &str, own: DType) -> Result<TensorData> {
+        let damaged = |why: String| self.wrong(not_whole(&why));
+        let info = self.file.tensor(name).ok_or_else(|| damaged(format!("`{name}` is missing")))?;
+        let dtype = held(info.dtype).filter(|&dtype| dtype == DType::I32 || dtype == own);
+        let dtype = dtype.ok_or_else(|| damaged(format!("{:?} in `{name}`", info.dtype)))?;
+        let bytes = self.file.read_tensor(info)?;
+        self.hash.update(&bytes);
+        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
+    }
+
+    /// Checks that the tensors that were read are those that were saved.
+    fn check(self) -> Result<()> {
+        if self.sha256 == hex(self.hash.clone()) {
+            return Ok(());
+        }
+        Err(self.wrong("was altered since it was saved: its checksum is another".to_owned()))
+    }
+}
+
+/// The tensors and the metadata of a file.
+#[expect(clippy::type_complexity, reason = "the types of safetensors")]
+fn contents<'a>(
+    format: &str,
+    header: &impl Serialize,
+    tensors: impl Iterator<Item = (String, &'a TensorData)>,
+) -> Result<(Vec<(String, TensorView<'a>)>, HashMap<String, String>), String> {
+    let header = serde_json::to_string(header).map_err(|e| e.to_string())?;
+    let mut hash = Sha256::new_with_prefix(&header);
+    let mut views = Vec::new();
+    for (name, data) in tensors {
+        hash.update(data.as_bytes());
+        let dtype = stored(data.dtype()).ok_or_else(|| format!("{:?} is not stored", data.dtype()))?;
+        let view = TensorView::new(dtype, data.shape().to_vec(), data.as_bytes());
+        views.push((name, view.map_err(|e| e.to_string())?));
+    }
+    let metadata = [("format", format.to_owned()), ("header", header), ("sha256", hex(hash))];
+    Ok((views, metadata.map(|(key, value)| (key.to_owned(), value)).into()))
+}
+
+impl LayerHeader {
+    fn of(states: &[LayerState]) -> Vec<Self> {
+        let header = |LayerState { seq_len, history, counts, slots }: &LayerState| Self {
+            seq_len: *seq_len,
+            history: *history,
+            counts: counts.clone(),
+            slots: slots.iter().map(Vec::len).collect(),
+        };
+        states.iter().map(header).collect()
+    }
 }
 
 fn not_whole(why: &str) -> String {
     format!("is not a whole cache file ({why})")
 }
 
-fn name(layer: usize, slot: usize, i: usize) -> String {
-    format!("{layer}.{slot}.{i}")
+fn name(prefix: &str, layer: usize, slot: usize, i: usize) -> String {
+    format!("{prefix}{layer}.{slot}.{i}")
 }
 
-fn named(states: &[LayerState]) -> impl Iterator<Item = (String, &TensorData)> {
-    states.iter().enumerate().flat_map(|(layer, state)| {
+/// The tensors of layers, with their names.
+fn named<'a>(prefix: &'a str, states: &'a [LayerState]) -> impl Iterator<Item = (String, &'a TensorData)> {
+    states.iter().enumerate().flat_map(move |(layer, state)| {
         let slots = state.slots.iter().enumerate();
         slots.flat_map(move |(slot, host)| {
-            host.iter().enumerate().map(move |(i, data)| (name(layer, slot, i), data))
+            host.iter().enumerate().map(move |(i, data)| (name(prefix, layer, slot, i), data))
         })
     })
 }

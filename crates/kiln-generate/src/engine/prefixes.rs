@@ -29,23 +29,29 @@ pub(super) struct Prefixes {
 
 #[derive(Debug)]
 struct Stored {
-    scope: Scope,
-    tokens: Vec<TokenId>,
-    state: CacheState,
+    prefix: StoredPrefix,
     bytes: usize,
+}
+
+/// A copy of a cache that holds the beginning of a prompt, in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredPrefix {
+    pub scope: PrefixScope,
+    pub tokens: Vec<TokenId>,
+    pub state: CacheState,
     /// Whether the cache can return to any earlier length.
-    rewinds: bool,
+    pub rewinds: bool,
     /// Whether it ends with an answer. Its bits may differ from those of a prompt.
-    is_answer: bool,
+    pub is_answer: bool,
 }
 
 /// The prompts that may share beginnings: those of one [scope](crate::Options::prefix_scope), cut into chunks
 /// of the same size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Scope {
-    pub(crate) name: String,
+pub struct PrefixScope {
+    pub name: String,
     /// Number of tokens of a chunk.
-    pub(crate) chunk: usize,
+    pub chunk: usize,
 }
 
 /// A copy of a cache that held the first tokens of a prompt.
@@ -69,23 +75,23 @@ impl Prefixes {
         let grid = |tokens: usize| tokens - tokens % scope.chunk;
         let last = prompt.len().saturating_sub(1);
         let end = grid(last);
-        let common = |stored: &Stored| {
+        let common = |stored: &StoredPrefix| {
             let same = stored.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
             if stored.is_answer { same.min(last) } else { grid(same).min(end) }
         };
         let mut found: Vec<(usize, usize)> = (0..self.stored.len())
-            .filter(|&at| self.stored[at].scope == scope)
-            .map(|at| (common(&self.stored[at]), at))
+            .filter(|&at| self.stored[at].prefix.scope == scope)
+            .map(|at| (common(&self.stored[at].prefix), at))
             .filter(|&(tokens, _)| tokens > 0)
             .collect();
         // The longest first; of equally long ones, one that changes no bit, and one that ends there.
         found.sort_by_key(|&(tokens, at)| {
-            let stored = &self.stored[at];
+            let stored = &self.stored[at].prefix;
             (std::cmp::Reverse(tokens), stored.is_answer, stored.tokens.len(), at)
         });
         let branch = found.first().map_or(0, |&(tokens, _)| grid(tokens));
         let used = found.iter().take(TRIES).find(|&&(tokens, at)| {
-            let stored = &self.stored[at];
+            let stored = &self.stored[at].prefix;
             (stored.rewinds || stored.tokens.len() == tokens)
                 && generation.begin_after(tokens, stored.state.clone(), stored.is_answer)
         });
@@ -93,7 +99,7 @@ impl Prefixes {
         let mut is_exact = true;
         if let Some(&(_, at)) = used {
             let stored = self.stored.remove(at);
-            is_exact = !stored.is_answer;
+            is_exact = !stored.prefix.is_answer;
             self.stored.push(stored);
         }
         // Where prompts part, others will part, too.
@@ -110,9 +116,9 @@ impl Prefixes {
         let kept = generation.take_beginnings();
         let Some((scope, prompt)) = generation.prefix_scope().filter(|_| !kept.is_empty()) else { return };
         for Kept { tokens, state, rewinds } in kept {
-            let (Some(tokens), bytes) = (prompt.get(..tokens), state.bytes()) else { continue };
+            let Some(tokens) = prompt.get(..tokens) else { continue };
             let (scope, tokens) = (scope.clone(), tokens.to_vec());
-            self.add(Stored { scope, tokens, state, bytes, rewinds, is_answer: false });
+            self.add(StoredPrefix { scope, tokens, state, rewinds, is_answer: false });
         }
     }
 
@@ -124,21 +130,29 @@ impl Prefixes {
         let Some((scope, tokens, Kept { state, rewinds, .. })) = generation.copy_with_answer() else {
             return;
         };
-        let bytes = state.bytes();
-        self.add(Stored { scope, tokens, state, bytes, rewinds, is_answer: true });
+        self.add(StoredPrefix { scope, tokens, state, rewinds, is_answer: true });
     }
 
-    fn add(&mut self, new: Stored) {
+    /// Returns whether there was room.
+    pub(super) fn add(&mut self, new: StoredPrefix) -> bool {
         // A longer one that can return to a shorter one takes its place.
-        self.stored.retain(|old| {
+        self.stored.retain(|Stored { prefix: old, .. }| {
             let is_part =
                 new.tokens.starts_with(&old.tokens) && (new.rewinds || old.tokens.len() == new.tokens.len());
             !(old.scope == new.scope && old.is_answer == new.is_answer && is_part)
         });
-        if new.bytes <= self.limit {
-            self.stored.push(new);
+        let bytes = new.state.bytes();
+        let has_room = bytes <= self.limit;
+        if has_room {
+            self.stored.push(Stored { prefix: new, bytes });
             self.shrink(self.limit);
         }
+        has_room
+    }
+
+    /// All copies, the latest used last.
+    pub(super) fn all(&self) -> impl Iterator<Item = &StoredPrefix> {
+        self.stored.iter().map(|stored| &stored.prefix)
     }
 
     /// Number of bytes of all copies.

@@ -10,6 +10,7 @@ mod embeddings;
 mod memory;
 mod models;
 mod ollama;
+mod prefixes;
 mod responses;
 mod server;
 
