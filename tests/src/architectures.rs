@@ -33,7 +33,7 @@ fn every_architecture_has_cases_that_pass() {
     let setup = Setup::on(device);
     for name in architectures() {
         let filter = format!("{name}/");
-        let summary = run_cases(&fixtures_of(name), &filter, &setup, &mut |_| {});
+        let summary = run_cases(&fixtures_of(name), &mut |name| name.contains(&filter), &setup, &mut |_| {});
         assert!(summary.passed >= 3 && summary.failed == 0, "{name}: {summary}");
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
     Model, ModelBuilder, Plan,
-    device::Opened,
+    device::{DeviceName, Opened},
     expert::{
         ConfigFile, ExpertTraffic,
         kernels::{
@@ -220,6 +220,47 @@ fn experts_in_host_memory_are_not_counted_as_device_memory() {
         assert!(model.budget().used() >= 48 << 20, "those that stay are counted");
         let error = load(Some(20)).unwrap_err().to_string();
         assert!(error.contains("the model's weights"), "on {device}: {error}");
+    }
+}
+
+fn computed_by_the_cpu(opened: &Opened) -> ModelBuilder<'static> {
+    float32(ModelBuilder::random(SIZES.config()), opened).experts_on(DeviceName::Cpu)
+}
+
+#[test]
+fn experts_that_the_cpu_computes_take_no_device_memory_and_are_not_captured() {
+    for (device, opened) in devices() {
+        let whole = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
+        let model = computed_by_the_cpu(opened).load().unwrap();
+        let both = model.weight_bytes() + model.host_weight_bytes();
+        assert_eq!(both, whole.weight_bytes(), "on {device}");
+        if device == "cpu" {
+            assert!(model.host_weight_bytes() == 0 && model.causal().can_be_captured());
+            continue;
+        }
+        assert!(model.host_weight_bytes() > 0 && !model.causal().can_be_captured());
+        assert_eq!(model.expert_traffic(), None, "weights stay where they are");
+        let plan = Plan::named("static").unwrap();
+        let mut cache = model.cache(&plan).unwrap();
+        let request = model.generate(vec![vec![1, 2, 3]]).cache(&mut cache).max_new_tokens(12).compile(true);
+        let steps = request.steps().unwrap().map(|step| step.map(drop));
+        assert_eq!(steps.filter(Result::is_ok).count(), 12, "on {device}");
+        // All but the experts fits into this memory.
+        let most = model.weight_bytes() + (8 << 20);
+        assert!(computed_by_the_cpu(opened).memory(most).load().is_ok(), "on {device}");
+    }
+}
+
+#[test]
+fn impossible_places_of_experts_are_errors() {
+    for (device, opened) in devices() {
+        let error = |model: ModelBuilder<'_>| model.load().unwrap_err().to_string();
+        let dense = float32(ModelBuilder::random(TINY.config()), opened).experts_on(DeviceName::Cpu);
+        assert!(error(dense).contains("no experts"), "on {device}");
+        let both = computed_by_the_cpu(opened).offload_experts(1);
+        assert!(error(both).contains("leave one of them out"), "on {device}");
+        let other = float32(ModelBuilder::random(SIZES.config()), opened).experts_on(DeviceName::Auto);
+        assert!(error(other).contains("the CPU alone"), "on {device}");
     }
 }
 

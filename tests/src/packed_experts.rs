@@ -10,7 +10,7 @@ use std::{
 use kiln::{
     Mixture, Model, ModelBuilder, Plan,
     burn::tensor::DType,
-    device::Opened,
+    device::{DeviceName, Opened},
     expert::{
         kernels::{Choice, Kernels},
         models::checkpoint::Checkpoint,
@@ -181,19 +181,25 @@ fn compare(name: &str, wide: &Path, sources: &[(&Path, Option<Mixture>)]) {
             if let Some(mixture) = mixture {
                 checkpoint.pack_as(mixture, None).unwrap();
             }
-            for resident in [None, Some(1)] {
-                let name = format!("{name}, {mixture:?}, {resident:?} on {}", opened.info.name);
+            for (resident, experts_on) in [(None, None), (Some(1), None), (None, Some(DeviceName::Cpu))] {
+                let place =
+                    experts_on.map_or_else(|| format!("{resident:?}"), |device| format!("on {device}"));
+                let name = format!("{name}, {mixture:?}, {place} on {}", opened.info.name);
                 let builder = |exact| -> ModelBuilder<'_> {
                     float32(Model::builder(source), opened)
                         .quant(mixture)
                         .exact(exact)
                         .offload_experts(resident)
+                        .experts_on(experts_on)
                 };
                 let model = builder(true).load().unwrap();
                 let bytes = model.weight_bytes() + model.host_weight_bytes();
-                // In host memory, matrices with any number of rows stay packed.
+                // In host memory, matrices with any number of rows stay packed. The CPU knows other formats.
                 let said = held(&checkpoint, opened, Checkpoint::held_bytes);
-                assert!(bytes == said || resident.is_some() && bytes < said, "{name}: {bytes}, not {said}");
+                assert!(
+                    bytes == said || resident.is_some() && bytes < said || experts_on.is_some(),
+                    "{name}: {bytes}, not {said}"
+                );
                 assert!(bytes < wide.weight_bytes() * 7 / 10, "{name}: {bytes} of {}", wide.weight_bytes());
                 let (found, generated) = results(&model);
                 assert_close(&found, &logits, &name);

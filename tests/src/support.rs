@@ -212,10 +212,10 @@ pub(crate) fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }
 
-/// Runs the recorded cases of a folder whose names contain `filter`.
+/// Runs the recorded cases of a folder that are wanted.
 pub(crate) fn run_cases(
     folder: &Path,
-    filter: &str,
+    wanted: &mut dyn FnMut(&str) -> bool,
     setup: &Setup,
     report: &mut dyn FnMut(&Line),
 ) -> Summary {
@@ -223,6 +223,6 @@ pub(crate) fn run_cases(
         report(line);
         Ok::<(), kiln::Error>(())
     };
-    read_back::block_on(conformance::run(Arc::new(FolderSource::new(folder)), filter, setup, &mut report))
-        .unwrap()
+    let folder = Arc::new(FolderSource::new(folder));
+    read_back::block_on(conformance::run(folder, wanted, setup, &mut report)).unwrap()
 }

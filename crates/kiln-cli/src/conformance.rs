@@ -36,6 +36,9 @@ pub(crate) struct ConformanceArgs {
     /// same
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     offload_experts: Option<usize>,
+    /// Compute the experts of mixtures on this device: cpu; the results must be the same
+    #[arg(long, value_name = "DEVICE")]
+    experts: Option<DeviceName>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     filter: String,
@@ -79,6 +82,7 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
         cache,
         offload: args.offload,
         resident_experts: args.offload_experts,
+        experts_on: args.experts,
         further: devices,
         ..Setup::on(&device)
     };
@@ -88,7 +92,8 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
         say(line)
     };
     let folder = Arc::new(FolderSource::new(&args.folder));
-    let summary = block_on(conformance::run(folder, &args.filter, &setup, &mut report))?;
+    let mut wanted = |name: &str| name.contains(&args.filter);
+    let summary = block_on(conformance::run(folder, &mut wanted, &setup, &mut report))?;
     if lines.is_empty() {
         let why = format!("no case of {} has `{}` in its name", args.folder.display(), args.filter);
         return Err(Error::Setting { name: "--filter", why }.into());

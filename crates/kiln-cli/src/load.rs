@@ -91,7 +91,8 @@ pub(crate) fn on<'a>(place: &PlaceArgs, devices: Vec<Opened>, model: ModelBuilde
     let model = model.devices(devices, place.layers.clone().unwrap_or_default());
     let model = model.dtype(place.dtype).kernels(place.kernels).memory(place.memory);
     let model = place.lora.iter().fold(model, |model, (folder, scale)| model.adapter(folder, *scale));
-    model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
+    let model = model.offload_experts(place.offload_experts).experts_on(place.experts);
+    model.exact(place.exact).quant(place.quant)
 }
 
 /// Loads a text model from a folder.

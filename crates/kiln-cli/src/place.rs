@@ -9,8 +9,18 @@ use crate::parse;
 
 /// Names of [`PlaceArgs`], which a command that asks a server refuses. That of the device is not among them,
 /// because the environment may set it.
-pub(crate) const OPTIONS: [&str; 9] =
-    ["layers", "dtype", "kernels", "exact", "quant", "memory", "offload_experts", "lora", "threads"];
+pub(crate) const OPTIONS: [&str; 10] = [
+    "layers",
+    "dtype",
+    "kernels",
+    "exact",
+    "quant",
+    "memory",
+    "offload_experts",
+    "experts",
+    "lora",
+    "threads",
+];
 
 /// The device on which a model runs, and its number types.
 #[derive(Clone, Debug, Args)]
@@ -64,6 +74,12 @@ pub(crate) struct PlaceArgs {
     /// they are among the N.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) offload_experts: Option<usize>,
+    /// Compute the experts of a mixture on this device: cpu [default: that of the model]
+    ///
+    /// For a model that is too large for the GPU, which computes the rest. The weights of the experts stay in
+    /// host memory.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) experts: Option<DeviceName>,
     /// Change the model by a LoRA adapter, a folder of peft, times SCALE [default: 1]
     ///
     /// May be given several times.

@@ -103,8 +103,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
     // The draft model is small, and need not have experts.
-    let draft_place =
-        PlaceArgs { layers: None, offload_experts: None, lora: Vec::new(), ..args.place.clone() };
+    let draft_place = PlaceArgs {
+        layers: None,
+        offload_experts: None,
+        experts: None,
+        lora: Vec::new(),
+        ..args.place.clone()
+    };
     let draft = args
         .draft
         .as_deref()

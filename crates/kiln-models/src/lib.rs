@@ -82,7 +82,7 @@ pub use nn::{
     rope::{Rope, Ropes},
 };
 pub use random::{RandomWeights, count_elements};
-pub use weights::{HostMatrix, HostRows, LoadTarget, Part, Rows, Weights};
+pub use weights::{ExpertPlace, HostMatrix, HostRows, LoadTarget, Part, Rows, Weights};
 
 /// A reader of the configs of one `model_type`.
 pub trait Architecture: fmt::Debug + Sync {

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Distribution, Tensor};
 use kiln_core::{Result, budget::Claim, read_back, stages::Stages};
 use kiln_kernels::Placement;
 
-use crate::{Configured, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
+use crate::{Configured, ExpertPlace, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
@@ -16,8 +16,9 @@ pub struct RandomWeights {
     /// The block that is loaded
     pub block: usize,
     pub dtype: DType,
-    /// How many experts of each block stay on the device, where the others are to be in host memory.
-    pub resident_experts: Option<usize>,
+    pub expert_place: ExpertPlace,
+    /// The device that weights are made on instead of that of the block
+    pub apart: Option<LoadTarget>,
     /// Claims to the memory of the weights made so far
     pub claims: Stages<Claim>,
     /// Elements of all of them, wherever they are.
@@ -29,10 +30,14 @@ impl RandomWeights {
         let elements = shape.iter().product::<usize>();
         let bytes = elements * self.dtype.size();
         self.elements += elements as u64;
+        let noise = Distribution::Normal(0.0, 0.02);
+        if let Some(apart) = &self.apart {
+            return Ok(Tensor::random(shape, noise, (apart.device(), DType::F32)));
+        }
         let claim = self.claims.of_mut(self.block);
         claim.resize(claim.bytes() + bytes as u64)?;
         let device = self.targets.of(self.block).device();
-        Ok(Tensor::random(shape, Distribution::Normal(0.0, 0.02), (device, self.dtype)))
+        Ok(Tensor::random(shape, noise, (device, self.dtype)))
     }
 }
 
@@ -62,8 +67,12 @@ impl Weights for RandomWeights {
         read_back::read(numbers).map(HostMatrix::dense)
     }
 
-    fn resident_experts(&self) -> Option<usize> {
-        self.resident_experts
+    fn expert_place(&self) -> ExpertPlace {
+        self.expert_place.clone()
+    }
+
+    fn load_apart(&mut self, target: Option<&LoadTarget>) {
+        self.apart = target.cloned();
     }
 
     fn float32(&mut self, _name: &str, shape: &[usize]) -> Result<Tensor<1>> {
@@ -74,7 +83,7 @@ impl Weights for RandomWeights {
     }
 
     fn largest_binding(&self) -> usize {
-        self.targets.of(self.block).largest_binding
+        self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block)).largest_binding
     }
 
     fn element_bytes(&self) -> usize {

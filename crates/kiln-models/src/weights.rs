@@ -22,6 +22,19 @@ impl LoadTarget {
     }
 }
 
+/// The place of the experts of mixtures.
+#[derive(Clone, Debug, Default)]
+pub enum ExpertPlace {
+    /// The device of their block.
+    #[default]
+    Device,
+    /// Host memory, from where experts are copied to the device when tokens go to them. This many of each
+    /// block stay on the device.
+    HostMemory { resident: usize },
+    /// Another device, which computes them, in float32.
+    Apart(LoadTarget),
+}
+
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -73,11 +86,13 @@ pub trait Weights {
     /// Size in bytes of one element on the device.
     fn element_bytes(&self) -> usize;
 
-    /// Number of experts per block that stay on the device, if their weights are in host memory; `None` if
-    /// all are on the device.
-    fn resident_experts(&self) -> Option<usize> {
-        None
+    fn expert_place(&self) -> ExpertPlace {
+        ExpertPlace::Device
     }
+
+    /// Loads the weights from now on to this device, as float32 where they are not packed. `None`: to that of
+    /// the block again.
+    fn load_apart(&mut self, _target: Option<&LoadTarget>) {}
 
     /// Returns the concatenation of all `parts`, cut into blocks of rows that are each small enough to be
     /// bound.

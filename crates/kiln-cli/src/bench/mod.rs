@@ -180,11 +180,11 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         results[i].ratio = first.map_or(1.0, |first| results[i].tokens_per_second / first.tokens_per_second);
     }
     // Other load on the machine slows this measurement down, too. The best figure is closest to the hardware.
-    let reached = results.iter().filter_map(|measured| Some(measured.bytes? * measured.tokens_per_second));
-    let bandwidth = before.into_iter().chain(measure()?).chain(reached).reduce(f64::max);
+    let reached = |measured: &Measured| measures.then_some(measured.bytes? * measured.tokens_per_second);
+    let bandwidth =
+        before.into_iter().chain(measure()?).chain(results.iter().filter_map(reached)).reduce(f64::max);
     for measured in &mut results {
-        let share = measured.bytes.zip(bandwidth).map(|(bytes, bandwidth)| bytes / bandwidth);
-        measured.bandwidth_share = share.map(|share| share * measured.tokens_per_second);
+        measured.bandwidth_share = reached(measured).zip(bandwidth).map(|(reached, most)| reached / most);
     }
     let info = &model.opened().info;
     let report = Report {

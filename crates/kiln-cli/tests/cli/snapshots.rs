@@ -107,6 +107,8 @@ const REFUSED: &str = "
     run --device cpu,cpu --layers 2 --offload-experts x
     run --offload-experts x
     run --offload-experts=most x
+    run --experts cpu x
+    run --experts wgpu x
     serve --host 0.0.0.0
     serve --port 99999
     serve --rows 0

@@ -13,7 +13,7 @@ use super::{
     locate::{Locator, Piece},
     upload::Uploader,
 };
-use crate::{HostMatrix, LoadTarget, Part, Weights, nn::names::TRANSPOSED};
+use crate::{ExpertPlace, HostMatrix, LoadTarget, Part, Weights, nn::names::TRANSPOSED};
 
 /// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
@@ -27,8 +27,10 @@ pub struct Loader<'a> {
     /// The block that is loaded
     block: usize,
     uploader: Uploader,
+    /// The device that weights are loaded to instead of that of the block
+    apart: Option<LoadTarget>,
     use_as: Use,
-    resident_experts: Option<usize>,
+    expert_place: ExpertPlace,
     /// Names of the tensors that were loaded
     loaded: BTreeSet<String>,
     parameters: u64,
@@ -66,15 +68,21 @@ impl<'a> Loader<'a> {
             uploader: Uploader::new(targets.first()),
             targets,
             block: 0,
+            apart: None,
             use_as,
-            resident_experts: None,
+            expert_place: ExpertPlace::Device,
             loaded: BTreeSet::new(),
             parameters: 0,
         }
     }
 
     fn target(&self) -> &LoadTarget {
-        self.targets.of(self.block)
+        self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block))
+    }
+
+    fn use_as(&self) -> Use {
+        let dtype = if self.apart.is_some() { DType::F32 } else { self.use_as.dtype };
+        Use { dtype, ..self.use_as }
     }
 
     /// Counts the elements of tensors that are loaded for the first time: a head that is also the embedding
@@ -87,10 +95,9 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Keeps the weights of experts in host memory, except for `resident` experts per block. With `None`, all
-    /// stay on the device.
-    pub fn keep_experts(&mut self, resident: Option<usize>) {
-        self.resident_experts = resident;
+    /// Loads the experts of mixtures to this place.
+    pub fn place_experts(&mut self, place: ExpertPlace) {
+        self.expert_place = place;
     }
 
     /// Checks that every tensor of the checkpoint was requested, and returns the number of loaded elements.
@@ -127,7 +134,7 @@ impl<'a> Loader<'a> {
             return self.load(pieces, shape, self.numbers()).map(Matrix::Dense);
         };
         let words: Tensor<2, Int> = self.load(pieces, of_words, Form::Words(layout))?;
-        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, self.use_as)))
+        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, self.use_as())))
     }
 
     /// Returns the format of all `pieces`, if they share one and only their row order has to be undone.
@@ -149,13 +156,13 @@ impl<'a> Loader<'a> {
         width: usize,
         layout_of: impl Fn(&Kernels, Format, DType) -> Option<PackedLayout>,
     ) -> Option<PackedLayout> {
-        let layout = layout_of(&self.target().kernels, self.shared_format(pieces)?, self.use_as.dtype)?;
+        let layout = layout_of(&self.target().kernels, self.shared_format(pieces)?, self.use_as().dtype)?;
         layout.words([1, width]).map(|_| layout)
     }
 
     /// Numbers of the compute type.
     fn numbers(&self) -> Form {
-        Form::Numbers(self.use_as.dtype)
+        Form::Numbers(self.use_as().dtype)
     }
 }
 
@@ -218,7 +225,7 @@ impl Weights for Loader<'_> {
             let format = self
                 .checkpoint
                 .format(entry)
-                .filter(|format| PackedLayout::for_matrix(kernels, *format, self.use_as.dtype).is_some());
+                .filter(|format| PackedLayout::for_matrix(kernels, *format, self.use_as().dtype).is_some());
             match runs.last_mut() {
                 Some((run, last)) if *last == format => run.end = rows.end,
                 _ => runs.push((rows, format)),
@@ -239,7 +246,7 @@ impl Weights for Loader<'_> {
         match packed_words(self.packed_layout(&pieces, width, PackedLayout::for_matrix), shape) {
             Some(Words { layout, shape: of_words }) => {
                 let words = self.decoder.decode(&pieces, of_words, Form::Words(layout))?;
-                Ok(HostMatrix::packed(words, layout, shape, self.use_as))
+                Ok(HostMatrix::packed(words, layout, shape, self.use_as()))
             }
             None => {
                 let numbers = self.decoder.decode(&pieces, shape, self.numbers())?;
@@ -248,8 +255,14 @@ impl Weights for Loader<'_> {
         }
     }
 
-    fn resident_experts(&self) -> Option<usize> {
-        self.resident_experts
+    fn expert_place(&self) -> ExpertPlace {
+        self.expert_place.clone()
+    }
+
+    fn load_apart(&mut self, target: Option<&LoadTarget>) {
+        self.apart = target.cloned();
+        let target = self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block));
+        self.uploader.load_to(target);
     }
 
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>> {
@@ -262,6 +275,6 @@ impl Weights for Loader<'_> {
     }
 
     fn element_bytes(&self) -> usize {
-        self.use_as.dtype.size()
+        self.use_as().dtype.size()
     }
 }

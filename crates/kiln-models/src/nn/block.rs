@@ -530,6 +530,11 @@ impl Block {
         self.experts()?.traffic()
     }
 
+    /// Whether experts are not on the device of the block.
+    pub(crate) fn has_experts_away(&self) -> bool {
+        self.experts().is_some_and(|experts| experts.host_bytes() > 0)
+    }
+
     fn experts(&self) -> Option<&Experts> {
         match &self.feed_forward.as_ref()?.feed_forward {
             FeedForward::Experts(experts) => Some(experts),

@@ -598,7 +598,7 @@ impl CausalModel for Decoder {
 
     fn can_be_captured(&self) -> bool {
         // With experts in host memory, routing is read back; between devices, hidden states are.
-        self.expert_traffic().is_none() && self.further_devices().is_empty()
+        !self.layers.iter().any(Block::has_experts_away) && self.further_devices().is_empty()
     }
 
     fn further_devices(&self) -> Vec<Device> {

@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc};
 
 use kiln::{
     DtypeChoice, Error, Layers, Model, ModelBuilder, Offload, Plan, Result,
-    device::Opened,
+    device::{DeviceName, Opened},
     expert::{ConfigFile, kernels::Choice, models::configure, source::Source},
 };
 use serde::Serialize;
@@ -122,6 +122,8 @@ pub struct Setup {
     /// Number of experts of each block that stay on the device, if experts are kept in host memory: it must
     /// not change the results.
     pub resident_experts: Option<usize>,
+    /// The device that computes experts, if it is another one: it must not change the results.
+    pub experts_on: Option<DeviceName>,
 }
 
 impl Setup {
@@ -134,6 +136,7 @@ impl Setup {
             cache: None,
             offload: None,
             resident_experts: None,
+            experts_on: None,
         }
     }
 
@@ -145,22 +148,27 @@ impl Setup {
             Some(resident) if has_experts()? => Some(resident),
             _ => None,
         };
+        let experts_on = match self.experts_on {
+            Some(device) if has_experts()? => Some(device),
+            _ => None,
+        };
         let devices = [&self.device].into_iter().chain(&self.further).cloned();
         let model = ModelBuilder::from_source(folder).kernels(self.kernels);
         let model = model.devices(devices, Layers::Numbers(vec![1; self.further.len()]));
         let model = adapter.into_iter().fold(model, |model, adapter| model.adapter_from_source(adapter, 1.0));
-        model.dtype(DtypeChoice::F32).exact(true).offload_experts(resident).load_async().await
+        let model = model.offload_experts(resident).experts_on(experts_on);
+        model.dtype(DtypeChoice::F32).exact(true).load_async().await
     }
 }
 
-/// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and passes each line to `report` once it
-/// is known.
+/// Runs every case of `folder` whose name, `MODEL/CASE`, is `wanted`, and passes each line to `report` once
+/// it is known.
 ///
 /// # Errors
 /// A folder that does not contain fixtures, and any error of `report`. A failed case is a line, not an error.
 pub async fn run<E: From<Error>>(
     folder: Arc<dyn Source>,
-    filter: &str,
+    wanted: &mut dyn FnMut(&str) -> bool,
     setup: &Setup,
     report: &mut dyn FnMut(&Line) -> Result<(), E>,
 ) -> Result<Summary, E> {
@@ -170,7 +178,7 @@ pub async fn run<E: From<Error>>(
     let mut loaded: Option<(String, Model)> = None;
     for case in &folder.cases {
         let name = format!("{}/{}", case.model, case.case);
-        if !name.contains(filter) {
+        if !wanted(&name) {
             continue;
         }
         let (cache, outcome) = run_case(&folder, case, setup, &mut loaded).await;

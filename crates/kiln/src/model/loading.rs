@@ -13,7 +13,7 @@ use burn::tensor::DType;
 use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
-    budget::Claim,
+    budget::{Budget, Claim},
     device_state::{DeviceState, Refusals},
     files::FolderSource,
     read_back,
@@ -26,7 +26,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
-    ConfigFile, Configured, LoadTarget, Mixture, RandomWeights,
+    ConfigFile, Configured, ExpertPlace, LoadTarget, Mixture, RandomWeights,
     checkpoint::{Adapter, Checkpoint, Loader},
     configure, count_elements,
 };
@@ -38,6 +38,7 @@ use crate::{
     chat::chat_templates,
     embedding::EmbeddingConfig,
     folder::{generation_config, own_plan, tokenizer},
+    out_of_memory::usable,
     self_test::{self, Ends, ModelVerdict, SelfTest, Trusted},
     speech::SpeechConfig,
 };
@@ -132,6 +133,8 @@ pub struct ModelBuilder<'a> {
     pub(super) plan: Option<Plan>,
     pub(super) memory: Option<u64>,
     pub(super) resident_experts: Option<usize>,
+    /// The device of experts, if it is not that of their block.
+    pub(super) experts_on: Option<DeviceName>,
     self_test: SelfTest,
     pub(super) tokens: usize,
     /// Folders of adapters, with their scales.
@@ -180,6 +183,7 @@ impl<'a> ModelBuilder<'a> {
             plan: None,
             memory: None,
             resident_experts: None,
+            experts_on: None,
             self_test: SelfTest::default(),
             tokens: 0,
             adapters: Vec::new(),
@@ -345,6 +349,16 @@ impl<'a> ModelBuilder<'a> {
         Self { resident_experts: resident.into(), ..self }
     }
 
+    /// Computes the experts of a mixture on the CPU, from host memory: for a model that is too large for the
+    /// GPU, which computes the rest. Vectors move between them, and weights do not. Steps are not captured
+    /// with this option. `None`, the default: experts are computed on the device of the model.
+    ///
+    /// Loading refuses other devices, models without experts, several devices, and
+    /// [`offload_experts`](Self::offload_experts) beside it.
+    pub fn experts_on(self, device: impl Into<Option<DeviceName>>) -> Self {
+        Self { experts_on: device.into(), ..self }
+    }
+
     /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
     /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several
     /// adapters add up. For adapters that share a model, see [`Model::with_adapter`].
@@ -444,7 +458,7 @@ impl<'a> ModelBuilder<'a> {
             checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
         }
         let binding = self.largest_binding_on(&device);
-        let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
+        let ends = Ends::of(&checkpoint, &*configured, self.copied_experts(), binding);
         let verdict =
             |ends: Ends<'_>| read_back::wait(ends.verdict(&kernels, &kernels, &device, dtype, |_| ()));
         ends.map(verdict).transpose()
@@ -462,6 +476,20 @@ impl<'a> ModelBuilder<'a> {
         if stages.count() > 1 && self.resident_experts.is_some() {
             let why = "is for models on one device; leave it out, or name one device".to_owned();
             return Err(Error::Setting { name: "offload_experts", why });
+        }
+        if let Some(name) = self.experts_on {
+            let why = if name != DeviceName::Cpu {
+                "may be the CPU alone, whose memory is larger than that of a GPU"
+            } else if self.resident_experts.is_some() {
+                "has the CPU compute the experts, and with --offload-experts the GPU does; leave one of them out"
+            } else if stages.count() > 1 {
+                "is for models on one device; leave it out, or name one device"
+            } else {
+                ""
+            };
+            if !why.is_empty() {
+                return Err(Error::Setting { name: "experts", why: why.to_owned() });
+            }
         }
         match stages.blocks(usize::MAX).map(|(own, _)| own.start).find(|first| *first >= blocks) {
             None => Ok(()),
@@ -498,7 +526,7 @@ impl<'a> ModelBuilder<'a> {
         self.pack(&mut checkpoint, devices, dtype)?;
         let parts = |kernels: &Kernels, device: &Opened| {
             let binding = self.largest_binding_on(device);
-            let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
+            let ends = Ends::of(&checkpoint, &*configured, self.copied_experts(), binding);
             (checkpoint.packed_formats(kernels, dtype), ends)
         };
         let stages = self.trusted_stages(devices, dtype, parts).await?;
@@ -509,6 +537,8 @@ impl<'a> ModelBuilder<'a> {
             }
         }
         let claims = self.claims(&checkpoint, &*configured, dtype, plan, (devices, &stages))?;
+        let expert_place =
+            self.expert_place(devices, |kernels| checkpoint.held_expert_bytes(kernels, DType::F32)).await?;
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -519,7 +549,7 @@ impl<'a> ModelBuilder<'a> {
         on_progress(0);
         let use_as = Use { dtype, arithmetic: self.arithmetic };
         let mut loader = Loader::new(&checkpoint, self.targets(&stages), use_as, &mut on_progress);
-        loader.keep_experts(self.resident_experts);
+        loader.place_experts(expert_place);
         let causal = configured.load(&mut loader, &placement)?;
         let parameters = loader.finish()?;
         wait_for_weights(&placement, &refusals).await?;
@@ -590,18 +620,21 @@ impl<'a> ModelBuilder<'a> {
             budget.claim("the model's weights", bytes)
         })?;
         let held = held.map(Claim::bytes);
+        let of_experts = configured_sizes.expert_elements().saturating_mul(DType::F32.size() as u64);
+        let expert_place = self.expert_place(devices, |_| of_experts).await?;
         let mut weights = RandomWeights {
             targets: self.targets(&stages),
             block: 0,
             dtype,
-            resident_experts: self.resident_experts,
+            expert_place,
+            apart: None,
             claims: budgets.try_map(|budget| budget.claim("weights", 0))?,
             elements: 0,
         };
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let causal = configured.load(&mut weights, &placement)?;
         let RandomWeights { mut claims, elements, .. } = weights;
-        if self.resident_experts.is_some() {
+        if self.resident_experts.is_some() || self.experts_on.is_some() {
             // Includes room for the experts that will be resident.
             for (claim, held) in claims.iter_mut().zip(held.iter()) {
                 claim.resize(claim.bytes().max(*held))?;
@@ -694,6 +727,34 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// The device of each stage, to load weights to it.
+    /// Number of experts that stay on the device where the others are copied to it; for a comparison of
+    /// devices, experts that the CPU computes are such.
+    fn copied_experts(&self) -> Option<usize> {
+        self.resident_experts.or(self.experts_on.map(|_| 0))
+    }
+
+    /// The place of experts. Checks that the host has memory for the bytes of those that the CPU computes.
+    async fn expert_place(
+        &self,
+        devices: &Stages<Opened>,
+        bytes: impl FnOnce(&Kernels) -> u64,
+    ) -> Result<ExpertPlace> {
+        if let Some(resident) = self.resident_experts {
+            return Ok(ExpertPlace::HostMemory { resident });
+        }
+        // On the CPU, they are there.
+        let Some(name) = self.experts_on.filter(|_| devices.first().info.class != DeviceClass::Cpu) else {
+            return Ok(ExpertPlace::Device);
+        };
+        let device = device::open_async(name).await?;
+        let choice = if self.kernels == Choice::Reference { Choice::Reference } else { Choice::Auto };
+        let kernels = Kernels::new(choice, &device.device)?;
+        let budget = Budget::new(usable(&device.info)).of_this_process();
+        budget.claim("the experts, in host memory", bytes(&kernels))?;
+        let (largest_binding, copied) = (device.info.largest_binding, device.is_asynchronous());
+        Ok(ExpertPlace::Apart(LoadTarget { kernels, largest_binding, copied }))
+    }
+
     fn targets(&self, stages: &Stages<Trusted>) -> Stages<LoadTarget> {
         stages.map(|Trusted { kernels, device, .. }| LoadTarget {
             kernels: kernels.clone(),

@@ -144,15 +144,19 @@ impl ModelBuilder<'_> {
     /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host
     /// memory.
     pub(super) fn spared(&self, device: &Opened, sizes: &Sizes, bytes: u64) -> Result<u64> {
-        let Some(resident) = self.resident_experts else { return Ok(0) };
-        match sizes.offloaded_bytes(resident, bytes) {
+        let (name, spared) = match (self.resident_experts, self.experts_on) {
+            (Some(resident), _) => ("offload_experts", sizes.offloaded_bytes(resident, bytes)),
+            (None, Some(_)) => ("experts", sizes.experts.map(|_| bytes)),
+            (None, None) => return Ok(0),
+        };
+        match spared {
             // The memory of the CPU device is host memory.
             Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
             Some(bytes) => Ok(bytes),
             None => {
                 let why =
                     "is for mixtures of experts, and this model has no experts; leave it out".to_owned();
-                Err(Error::Setting { name: "offload_experts", why })
+                Err(Error::Setting { name, why })
             }
         }
     }

@@ -19,7 +19,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured, LoadTarget,
+    Configured, ExpertPlace, LoadTarget,
     checkpoint::{Checkpoint, Loader},
 };
 use kiln_weights::Format;
@@ -217,8 +217,8 @@ impl<'a> Ends<'a> {
         let use_as = Use { dtype: on.dtype, arithmetic: Arithmetic::Floats };
         let mut ignore = |_| {};
         let mut loader = Loader::new(self.checkpoint, target.into(), use_as, &mut ignore);
-        if on.device.info.class != DeviceClass::Cpu {
-            loader.keep_experts(self.resident_experts);
+        if let Some(resident) = self.resident_experts.filter(|_| on.device.info.class != DeviceClass::Cpu) {
+            loader.place_experts(ExpertPlace::HostMemory { resident });
         }
         self.configured.load(&mut loader, &on.kernels.clone().into())
     }

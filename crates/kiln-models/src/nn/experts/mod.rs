@@ -2,6 +2,7 @@
 //! A router chooses a few of them for each token and adds up their outputs with its weights.
 //! (`MixtralSparseMoeBlock` of transformers)
 
+mod apart;
 mod host;
 
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use kiln_kernels::{
 };
 
 pub(crate) use self::host::COPIED_AT_ONCE;
-use self::host::HostExperts;
+use self::{apart::ExpertsApart, host::HostExperts};
 use super::{
     linear::Linear,
     mlp::{Between, Mlp, MlpConfig},
     norm::Norm,
 };
-use crate::{ConfigFile, Part, Rows, Weights};
+use crate::{ConfigFile, ExpertPlace, Part, Rows, Weights};
 
 /// Settings of a mixture of experts. The rest is in [`MlpConfig`].
 #[derive(Clone, Copy, Debug)]
@@ -197,9 +198,10 @@ pub(crate) struct Experts {
 enum Placed {
     OnDevice(Stacks),
     InHostMemory(HostExperts),
+    Apart(ExpertsApart),
 }
 
-/// The weights of all experts, on the device.
+/// The weights of all experts, on one device.
 #[derive(Debug)]
 struct Stacks {
     gate_up_proj: GateUp,
@@ -372,10 +374,16 @@ impl Experts {
             correction: correction.transpose()?,
             routed: routed.transpose()?,
             shared: shared.transpose()?,
-            experts: Arc::new(match weights.resident_experts() {
-                None => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
-                Some(resident) => {
+            experts: Arc::new(match weights.expert_place() {
+                ExpertPlace::Device => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
+                ExpertPlace::HostMemory { resident } => {
                     Placed::InHostMemory(HostExperts::load(weights, of_all, resident, config, mlp)?)
+                }
+                ExpertPlace::Apart(target) => {
+                    weights.load_apart(Some(&target));
+                    let stacks = Stacks::load(weights, of_all, config, mlp);
+                    weights.load_apart(None);
+                    Placed::Apart(ExpertsApart::new(stacks?, target.kernels))
                 }
             }),
             config: *config,
@@ -417,24 +425,23 @@ impl Experts {
         match &*self.experts {
             Placed::OnDevice(_) => 0,
             Placed::InHostMemory(experts) => experts.bytes(),
+            Placed::Apart(experts) => experts.stacks().bytes(),
         }
     }
 
-    /// Returns the transfer statistics; `None` if no expert is in host memory.
+    /// Returns the statistics of copies; `None` if experts are computed where they are.
     pub(crate) fn traffic(&self) -> Option<ExpertTraffic> {
         match &*self.experts {
-            Placed::OnDevice(_) => None,
+            Placed::OnDevice(_) | Placed::Apart(_) => None,
             Placed::InHostMemory(experts) => Some(experts.traffic()),
         }
     }
 
     fn expert_bytes(&self) -> usize {
         match &*self.experts {
-            Placed::OnDevice(stacks) => {
-                let biases = stacks.biases.as_ref().map_or(0, Biases::bytes);
-                stacks.gate_up_proj.bytes() + stacks.down_proj.bytes() + biases
-            }
+            Placed::OnDevice(stacks) => stacks.bytes(),
             Placed::InHostMemory(experts) => experts.bytes(),
+            Placed::Apart(experts) => experts.stacks().bytes(),
         }
     }
 
@@ -444,7 +451,8 @@ impl Experts {
     /// All tensors are `[batch, tokens, hidden]`.
     ///
     /// # Errors
-    /// With experts in host memory: device errors from reading the routing and from copying weights.
+    /// With experts in host memory: device errors from reading the routing and from copying weights or
+    /// vectors.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
@@ -453,7 +461,7 @@ impl Experts {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let ExpertsConfig { chosen, router, .. } = self.config;
-        let RouterConfig { scores, float32, normalised, groups, scale, weighs_inputs, .. } = router;
+        let RouterConfig { scores, float32, normalised, groups, scale, .. } = router;
         let routed = match &self.routed {
             Some((norm, _)) => norm.forward(routed, kernels),
             None => routed,
@@ -485,26 +493,57 @@ impl Experts {
             Some([into, _]) => into.forward(x, kernels),
             None => x,
         };
-        let [batch, tokens, width] = x.dims();
+        let routing = Routing { experts, weights };
+        let (own, after) = match &self.latent {
+            Some(_) => (None, residual),
+            None => (residual, None),
+        };
+        let sum = match &*self.experts {
+            Placed::OnDevice(stacks) => {
+                let forward = |x, experts| Ok(stacks.forward(x, experts, kernels));
+                self.mixed(x, routing, own, kernels, forward)?
+            }
+            Placed::InHostMemory(host) => {
+                let forward = |x, experts| host.forward(x, experts, kernels);
+                self.mixed(x, routing, own, kernels, forward)?
+            }
+            Placed::Apart(apart) => {
+                let sum = apart.compute(x, routing, |x, routing, kernels| {
+                    let forward = |x, experts| Ok(apart.stacks().forward(x, experts, kernels));
+                    self.mixed(x, routing, None, kernels, forward)
+                })?;
+                match own {
+                    Some(residual) => residual + sum,
+                    None => sum,
+                }
+            }
+        };
+        Ok(match &self.latent {
+            Some([_, out]) => out.forward_onto(after, sum, kernels),
+            None => sum,
+        })
+    }
+
+    /// Applies the chosen experts to `x` by `forward`, and adds up what they return, and `residual`.
+    fn mixed(
+        &self,
+        x: Tensor<3>,
+        Routing { experts, weights }: Routing,
+        residual: Option<Tensor<3>>,
+        kernels: &Kernels,
+        forward: impl FnOnce(Tensor<4>, Tensor<3, Int>) -> Result<Tensor<4>>,
+    ) -> Result<Tensor<3>> {
+        let ([batch, tokens, width], [.., chosen]) = (x.dims(), experts.dims());
         let x = x.reshape([batch, tokens, 1, width]);
-        let (x, weights) = match weighs_inputs {
+        let (x, weights) = match self.config.router.weighs_inputs {
             true => {
                 let ones = weights.ones_like();
                 (x.clone() * weights.cast(x.dtype()).reshape([batch, tokens, chosen, 1]), ones)
             }
             false => (x, weights),
         };
-        let x = match &*self.experts {
-            Placed::OnDevice(stacks) => stacks.forward(x, experts, kernels),
-            Placed::InHostMemory(host) => host.forward(x, experts, kernels)?,
-        };
-        Ok(match &self.latent {
-            Some([_, out]) => {
-                let sum = kernels.run(WeightedSum { x, weights, residual: None });
-                out.forward_onto(residual, sum, kernels)
-            }
-            None => kernels.run(WeightedSum { x, weights, residual }),
-        })
+        let x = forward(x, experts)?;
+        Ok(kernels.run(WeightedSum { x, weights, residual }))
     }
 }
 
@@ -525,6 +564,11 @@ impl Stacks {
         let [experts, intermediate, hidden] = widths;
         let down_proj = weights.stack(&down, [experts, hidden, intermediate])?;
         Ok(Self { gate_up_proj, down_proj, biases, between: config.between(mlp) })
+    }
+
+    fn bytes(&self) -> usize {
+        let biases = self.biases.as_ref().map_or(0, Biases::bytes);
+        self.gate_up_proj.bytes() + self.down_proj.bytes() + biases
     }
 
     /// Applies the chosen experts to each token.
