@@ -558,7 +558,7 @@ async function run(name, browser) {
             input.files = files.files;
             input.dispatchEvent(new Event("change"));
         }, chat);
-        await other.waitForFunction(() => /too short/.test(document.getElementById("loading").textContent), { timeout: PATIENCE });
+        await other.waitForFunction(() => /too short for a cache/.test(document.getElementById("loading").textContent), { timeout: PATIENCE });
         equal(await other.$eval(".question", (question) => question.textContent), "What news?");
         await other.close();
     });

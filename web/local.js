@@ -88,10 +88,15 @@ async function load(source) {
 const CHAT = /^kiln-chat\/1 (\d{1,9})\n/;
 
 async function saveChat() {
-    const head = `${JSON.stringify({ model: model.facts.name, ...page.conversation() })}\n`;
+    const told = page.conversation();
+    const head = `${JSON.stringify(told)}\n`;
     const { size } = new Blob([head]);
+    const caches = await model.savePrefixes({ cacheSalt: told.salt }).catch((error) => {
+        tell("The conversation is saved without its caches.", error.message);
+        return "";
+    });
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([`kiln-chat/1 ${size}\n`, head, await model.savePrefixes()]));
+    link.href = URL.createObjectURL(new Blob([`kiln-chat/1 ${size}\n`, head, caches]));
     link.download = `${model.facts.name}.kiln-chat`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -102,12 +107,14 @@ async function openChat(file) {
     if (!found) throw new Error(`${file.name} is not a conversation that this page saved.`);
     const [begin, end] = [found[0].length, found[0].length + Number(found[1])];
     const told = JSON.parse(await file.slice(begin, end).text().catch(() => ""));
-    if (!Array.isArray(told.turns)) throw new Error(`${file.name} has no conversation.`);
+    if (!Array.isArray(told?.turns)) throw new Error(`${file.name} has no conversation.`);
+    if (page.conversation().turns.length && !confirm("Open it in place of the conversation on this page?")) return;
     page.show(told);
+    if (file.size === end) return tell("The conversation is open, without caches.");
     const count = await model.restorePrefixes(file.slice(end)).catch((error) => {
         throw new Error(`The conversation is open, and is computed anew: ${error.message}.`);
     });
-    tell(count ? "The conversation goes on where it was saved." : "The conversation is open. It was too short to have a cache.");
+    tell(count ? "The conversation is open, with its caches." : "The conversation is open. It was too short for a cache.");
 }
 
 /** Does what a button says; an error becomes the page's. */

@@ -2,10 +2,13 @@
 
 use std::{collections::HashMap, path::Path};
 
-use kiln::{Error, Model, ModelBuilder, OnOutOfMemory, Plan, Sequence, TokenId, expert::ModelCache};
+use kiln::{
+    DtypeChoice, Error, Model, ModelBuilder, OnOutOfMemory, Plan, Sequence, TokenId, burn::tensor::DType,
+    expert::ModelCache,
+};
 use safetensors::{SafeTensors, tensor::TensorView};
 
-use crate::support::{TINY, batch, fixtures, float32, floats, forward, greedy, recorded};
+use crate::support::{TINY, batch, fixtures, fixtures_of, float32, floats, forward, greedy, recorded};
 
 const PROMPT: [TokenId; 20] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 97 - 1, 79, 32, 38, 46, 26, 43, 38, 32];
 
@@ -20,7 +23,14 @@ fn a_loaded_cache_continues_as_if_never_saved() {
     let folder = tempfile::tempdir().unwrap();
     for (device, opened) in kiln_testkit::devices::opened() {
         // The second model has layers with a window, and the third has no keys.
-        for model in ["llama", "gemma2", "mamba"].map(|name| recorded(name, opened)) {
+        let models = ["llama", "gemma2", "mamba"].map(|name| recorded(name, opened)).into_iter();
+        // States, and some scales, are float32 there, too.
+        let halves = ["llama", "mamba"].into_iter().filter(|_| opened.device.supports_dtype(DType::F16));
+        let halves = halves.map(|name| {
+            let folder = fixtures_of(name).join("models").join(name);
+            Model::builder(folder).opened(opened.clone()).dtype(DtypeChoice::F16).load().unwrap()
+        });
+        for model in models.chain(halves) {
             let needs = model.causal().needs();
             for text in kiln::expert::cache_samples() {
                 let plan = Plan::named(&text).unwrap();

@@ -146,9 +146,10 @@ export class Model {
      * The beginnings of prompts that the model keeps for `fetch` and `openai`, up to `prefixMemory` bytes, as a file. After
      * a later `load` of the same model, `restorePrefixes` takes it, and prompts that begin like these are computed from
      * there, with the same bits. It fails if the file is damaged, or was computed by another model, device or version.
+     * `cacheSalt`: only those of requests with this `cache_salt`. The file has the tokens of the prompts.
      */
-    savePrefixes(): Promise<Blob>;
-    /** Returns the number of beginnings that were taken over. */
+    savePrefixes(options?: { cacheSalt?: string }): Promise<Blob>;
+    /** Returns the number of beginnings in the file. */
     restorePrefixes(file: Blob): Promise<number>;
     /** Bytes of the module's own memory, which does not shrink. Weights and caches are on the GPU. */
     memory(): Promise<{ heapBytes: number }>;

@@ -74,8 +74,8 @@ export class Model {
     }
 
     /** The beginnings of prompts that the model keeps for `fetch` and `openai`, as a file for `restorePrefixes`. */
-    async savePrefixes() {
-        return new Blob([await this.#worker.call("savePrefixes", {})]);
+    async savePrefixes({ cacheSalt } = {}) {
+        return await this.#worker.call("savePrefixes", { cacheSalt });
     }
 
     /** Takes over saved beginnings of prompts: prompts that begin like these are computed from there. Returns their number. */

@@ -5,16 +5,23 @@ const RATE = 16_000;
 
 /** Records the microphone, from now until `stop()`, which resolves to a WAV file. */
 export async function record() {
-    if (!navigator.mediaDevices) throw failed("the browser gives it to pages of https and of localhost alone");
+    if (!navigator.mediaDevices) throw failed("browsers allow it only on https and localhost");
     const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch((error) => {
         throw failed(error.name === "NotAllowedError" ? "the visitor does not allow it" : error.message);
     });
-    const recorder = new MediaRecorder(stream);
+    const release = () => stream.getTracks().forEach((track) => track.stop());
     const pieces = [];
-    recorder.addEventListener("dataavailable", ({ data }) => pieces.push(data));
+    let recorder;
+    try {
+        recorder = new MediaRecorder(stream);
+        recorder.addEventListener("dataavailable", ({ data }) => pieces.push(data));
+        recorder.start();
+    } catch (error) {
+        release();
+        throw failed(error.message);
+    }
     const ended = new Promise((resolve) => recorder.addEventListener("stop", resolve, { once: true }));
     const begin = performance.now();
-    recorder.start();
     return {
         /** The length so far. */
         get seconds() {
@@ -23,7 +30,7 @@ export async function record() {
         async stop() {
             if (recorder.state !== "inactive") recorder.stop();
             await ended;
-            for (const track of stream.getTracks()) track.stop();
+            release();
             // Browsers record in different formats, and each reads its own.
             const bytes = await new Blob(pieces).arrayBuffer();
             const heard = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(bytes).catch(() => {

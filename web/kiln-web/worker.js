@@ -69,7 +69,7 @@ const calls = {
 
     count: (_, { text }) => model.count(text),
 
-    savePrefixes: () => model.savePrefixes(),
+    savePrefixes: async (_, { cacheSalt }) => new Blob([await model.savePrefixes(cacheSalt)]),
 
     restorePrefixes: (_, { blob }) => model.restorePrefixes(new kiln.WebFile("the saved prompts", new Reader(blob))),
 

@@ -435,6 +435,10 @@ impl Report<'_> {
             json["experts"] = serde_json::json!({
                 "host_bytes": model.host_weight_bytes(), "used": used, "copied": copied, "copied_bytes": bytes,
             });
+        } else if let Some(device) = model.experts_device() {
+            json["experts"] = serde_json::json!({
+                "host_bytes": model.host_weight_bytes(), "device": device.info.name.to_string(),
+            });
         }
         if !self.completions.is_empty() {
             let completion = |completion: &Completion| {

@@ -59,7 +59,8 @@ pub trait LowRankSource {
 pub struct WeightBytes {
     /// On the device.
     pub held: usize,
-    /// In host memory: experts that are copied to the device when tokens are routed to them.
+    /// In host memory: experts that are copied to the device when tokens are routed to them, or that the CPU
+    /// computes.
     pub in_host_memory: usize,
     /// Weights that each step reads: all except embeddings, of which a few rows are looked up, and experts
     /// that no token is routed to.

@@ -222,9 +222,12 @@ impl<T: Generating> Engine<T> {
     }
 
     /// Adds a copy of a cache, such as one that another engine of the same model kept. Others give way to it.
-    /// Returns whether the engine keeps copies that large.
-    pub fn store_prefix(&mut self, prefix: StoredPrefix) -> bool {
-        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.add(prefix))
+    /// Copies that are too large are left out, and answers, unless they
+    /// [are reused](Self::with_answers_reused).
+    pub fn store_prefix(&mut self, prefix: StoredPrefix) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.add(prefix);
+        }
     }
 
     /// Adds a generation. It begins in one of the next turns, in the order of arrival.

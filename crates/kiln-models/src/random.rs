@@ -18,7 +18,7 @@ pub struct RandomWeights {
     pub dtype: DType,
     pub expert_place: ExpertPlace,
     /// The device that weights are made on instead of that of the block
-    pub apart: Option<LoadTarget>,
+    pub other: Option<LoadTarget>,
     /// Claims to the memory of the weights made so far
     pub claims: Stages<Claim>,
     /// Elements of all of them, wherever they are.
@@ -31,8 +31,8 @@ impl RandomWeights {
         let bytes = elements * self.dtype.size();
         self.elements += elements as u64;
         let noise = Distribution::Normal(0.0, 0.02);
-        if let Some(apart) = &self.apart {
-            return Ok(Tensor::random(shape, noise, (apart.device(), DType::F32)));
+        if let Some(other) = &self.other {
+            return Ok(Tensor::random(shape, noise, (other.device(), DType::F32)));
         }
         let claim = self.claims.of_mut(self.block);
         claim.resize(claim.bytes() + bytes as u64)?;
@@ -71,8 +71,8 @@ impl Weights for RandomWeights {
         self.expert_place.clone()
     }
 
-    fn load_apart(&mut self, target: Option<&LoadTarget>) {
-        self.apart = target.cloned();
+    fn load_to_other(&mut self, target: Option<&LoadTarget>) {
+        self.other = target.cloned();
     }
 
     fn float32(&mut self, _name: &str, shape: &[usize]) -> Result<Tensor<1>> {
@@ -83,7 +83,7 @@ impl Weights for RandomWeights {
     }
 
     fn largest_binding(&self) -> usize {
-        self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block)).largest_binding
+        self.other.as_ref().unwrap_or_else(|| self.targets.of(self.block)).largest_binding
     }
 
     fn element_bytes(&self) -> usize {

@@ -32,7 +32,7 @@ pub enum ExpertPlace {
     /// block stay on the device.
     HostMemory { resident: usize },
     /// Another device, which computes them, in float32.
-    Apart(LoadTarget),
+    Elsewhere(LoadTarget),
 }
 
 /// A tensor of a checkpoint.
@@ -91,8 +91,8 @@ pub trait Weights {
     }
 
     /// Loads the weights from now on to this device, as float32 where they are not packed. `None`: to that of
-    /// the block again.
-    fn load_apart(&mut self, _target: Option<&LoadTarget>) {}
+    /// the block again. Only called for [`ExpertPlace::Elsewhere`].
+    fn load_to_other(&mut self, _target: Option<&LoadTarget>) {}
 
     /// Returns the concatenation of all `parts`, cut into blocks of rows that are each small enough to be
     /// bound.

@@ -33,6 +33,8 @@ function write(name, value) {
 
 /** A turn is a question and its answer: `question`, `answer`, `reasoning`, `error` and `figures`. */
 let turns = read("turns", []);
+/** A name for the prompts of this conversation, whose caches can then be saved apart from others. */
+let salt = read("salt", "");
 let key = read("key", "");
 /** Values of the fields, by their names. */
 const settings = read("settings", {});
@@ -85,14 +87,25 @@ async function* events(response) {
     }
 }
 
-/** The conversation, for a file. */
-export const conversation = () => ({ turns, system: settings.system ?? "", cache: element("cache").value });
+/** The conversation, for a file. Only a page with a model of its own has a `salt`, a name for its prompts. */
+export const conversation = () => ({ turns, salt, system: settings.system ?? "", cache: element("cache").value });
 
 /** Shows a conversation of a file in place of this one. */
-export function show({ turns: others, system, cache }) {
+export function show(told) {
+    const text = (value) => (typeof value === "string" ? value : "");
+    const others = told.turns.map((turn) => ({
+        question: text(turn?.question),
+        answer: text(turn?.answer),
+        reasoning: text(turn?.reasoning),
+        error: "",
+        figures: null,
+    }));
+    const [system, cache] = [text(told.system), text(told.cache)];
     stop();
-    turns = others.map(({ question, answer = "", reasoning = "" }) => ({ question, answer, reasoning, error: "", figures: null }));
+    turns = others;
+    salt = text(told.salt);
     write("turns", turns);
+    write("salt", salt);
     Object.assign(settings, { system, cache });
     write("settings", settings);
     element("settings-form").elements.system.value = system;
@@ -116,6 +129,11 @@ function requestBody() {
         if (value !== "") body[name] = Number(value);
     }
     if (element("cache").value) body.kiln = { cache: element("cache").value };
+    // Other servers share the beginnings of all conversations.
+    if (globalThis.kilnFetch) {
+        if (!salt) write("salt", (salt = crypto.randomUUID()));
+        body.cache_salt = salt;
+    }
     return body;
 }
 
@@ -392,7 +410,9 @@ element("retry").addEventListener("click", () => {
 element("new-chat").addEventListener("click", () => {
     stop();
     turns = [];
+    salt = "";
     write("turns", turns);
+    write("salt", salt);
     showTurns();
     element("question").focus();
 });

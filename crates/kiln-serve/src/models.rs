@@ -104,14 +104,14 @@ fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<Strin
         let DeviceInfo { name, adapter, driver, api, .. } = &device.info;
         format!("{} {name} {adapter} {driver} {api}", own.start)
     };
-    let devices: Vec<String> = model.stages().blocks(usize::MAX).map(of_stage).collect();
+    let experts = model.experts_device().map(|device| of_stage((0..0, device)));
+    let devices: Vec<String> = model.stages().blocks(usize::MAX).map(of_stage).chain(experts).collect();
     let version = env!("CARGO_PKG_VERSION");
     let (dtype, plan, threads) = (model.dtype().name(), plan.unwrap_or(model.plan()), device::threads());
-    let (weights, held, away) = (model.fingerprint()?, model.weight_bytes(), model.host_weight_bytes());
+    let (weights, held) = (model.fingerprint()?, model.weight_bytes());
     let (kernels, arithmetic) = (model.kernels().implementation(), model.arithmetic());
-    let all = format!(
-        "{devices:?} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held} {away}"
-    );
+    let all =
+        format!("{devices:?} {threads} {dtype} {kernels:?} {arithmetic:?} {plan} {chunk} {weights} {held}");
     let hash = Sha256::digest(all);
     let short: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("kiln-{version}-{dtype}-{short}"))

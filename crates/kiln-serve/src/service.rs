@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc};
 
 use axum::{Router, body::Body, middleware};
 use http::{Request, Response};
-use kiln::{Error, Result, expert::TensorFile};
+use kiln::{
+    Error, Result,
+    expert::{StoredPrefix, TensorFile},
+};
 use tower_service::Service as _;
 
 use crate::{
@@ -70,19 +73,26 @@ impl Service {
     }
 
     /// Copies the beginnings of prompts that the engine of a model keeps into the bytes of a file, for
-    /// [`restore_prefixes`](Self::restore_prefixes). `None`: the first model.
+    /// [`restore_prefixes`](Self::restore_prefixes). `model`: its name; `None`: the first. `cache_salt`: only
+    /// those of requests that had this one.
     ///
     /// # Errors
-    /// [`Error::Execution`] for a model that is not loaded; the errors of [`kiln::Model::save_prefixes`].
-    pub async fn save_prefixes(&self, model: Option<&str>) -> Result<Vec<u8>> {
+    /// [`Error::Execution`] for a model that does not exist, or cannot be loaded; the errors of
+    /// [`kiln::Model::save_prefixes`].
+    pub async fn save_prefixes(&self, model: Option<&str>, cache_salt: Option<&str>) -> Result<Vec<u8>> {
         let served = self.models.get(model).await.map_err(|e| Error::Execution(e.message))?;
         let computed_by = served.fingerprint.clone();
-        let save = move |model: &kiln::Model, engine: &mut _| model.save_prefixes(engine, &computed_by);
+        let end = cache_salt.map(|salt| format!(" {salt}"));
+        let save = move |model: &kiln::Model, engine: &mut kiln::Engine<_>| {
+            let is_wanted =
+                |prefix: &&StoredPrefix| end.as_ref().is_none_or(|end| prefix.scope.name.ends_with(end));
+            model.save_prefixes(engine.stored_prefixes().filter(is_wanted), &computed_by)
+        };
         served.worker.with_engine(save).await.map_err(|e| Error::Execution(e.message))?
     }
 
     /// Gives the engine of a model the beginnings of prompts that were saved. Prompts that begin like these
-    /// are computed from there, with the same bits. Returns the number of beginnings that it has room for.
+    /// are computed from there, with the same bits. Returns the number of beginnings in the file.
     ///
     /// # Errors
     /// [`Error::File`] for a file that is damaged, or was computed by another model, device, driver or
@@ -90,8 +100,12 @@ impl Service {
     pub async fn restore_prefixes(&self, model: Option<&str>, file: TensorFile) -> Result<usize> {
         let served = self.models.get(model).await.map_err(|e| Error::Execution(e.message))?;
         let computed_by = served.fingerprint.clone();
-        let restore =
-            move |model: &kiln::Model, engine: &mut _| model.restore_prefixes(engine, file, &computed_by);
+        let restore = move |model: &kiln::Model, engine: &mut kiln::Engine<_>| {
+            let prefixes = model.load_prefixes(file, &computed_by)?;
+            let count = prefixes.len();
+            prefixes.into_iter().for_each(|prefix| engine.store_prefix(prefix));
+            Ok(count)
+        };
         served.worker.with_engine(restore).await.map_err(|e| Error::Execution(e.message))?
     }
 

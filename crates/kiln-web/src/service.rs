@@ -71,13 +71,14 @@ impl WebModel {
         Ok(WebResponse::of(self.service().call(request).await))
     }
 
-    /// Copies the beginnings of prompts that are kept into the bytes of a file.
+    /// Copies the beginnings of prompts that are kept into the bytes of a file: all, or those of requests
+    /// with this `cache_salt`.
     ///
     /// # Errors
     /// An `Error` that is named after its kind.
     #[wasm_bindgen(js_name = savePrefixes)]
-    pub async fn save_prefixes(&self) -> Result<Vec<u8>, JsValue> {
-        self.service().save_prefixes(None).await.map_err(|e| thrown(&e))
+    pub async fn save_prefixes(&self, cache_salt: Option<String>) -> Result<Vec<u8>, JsValue> {
+        self.service().save_prefixes(None, cache_salt.as_deref()).await.map_err(|e| thrown(&e))
     }
 
     /// Takes the beginnings of prompts from such a file. Returns their number.

@@ -37,9 +37,9 @@ pub use kiln_core::{
 pub use kiln_generate::{
     AllowedTokens, AssistedSettings, BeamSettings, CacheHandle, ChatTemplates, ContrastiveSettings,
     DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation, OomPolicy, Options as GenerationOptions,
-    Processors, PromptLookup, RenderOptions, Schedule, Settings, StopStrings, StoppedText, StoppingCriterion,
-    TextStream, Tokenizer, TokenizerConfig, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
-    watermark,
+    PrefixScope, Processors, PromptLookup, RenderOptions, Schedule, Settings, StopStrings, StoppedText,
+    StoppingCriterion, StoredPrefix, TextStream, Tokenizer, TokenizerConfig, UNTIL_IT_ENDS,
+    chat_template::Data, prefill, processors, watermark,
 };
 pub use kiln_models::{self as models, ConfigFile, ExpertSizes, Rope, Ropes, Sizes, checkpoint::Quantized};
 

@@ -237,7 +237,8 @@ impl Contents {
     fn tensor(&mut self, name: &str, own: DType) -> Result<TensorData> {
         let damaged = |why: String| self.wrong(not_whole(&why));
         let info = self.file.tensor(name).ok_or_else(|| damaged(format!("`{name}` is missing")))?;
-        let dtype = held(info.dtype).filter(|&dtype| dtype == DType::I32 || dtype == own);
+        // States, and scales of packed keys and values, are float32 in all models.
+        let dtype = held(info.dtype).filter(|dtype| [DType::I32, DType::F32, own].contains(dtype));
         let dtype = dtype.ok_or_else(|| damaged(format!("{:?} in `{name}`", info.dtype)))?;
         let bytes = self.file.read_tensor(info)?;
         self.hash.update(&bytes);

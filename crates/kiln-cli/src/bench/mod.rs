@@ -138,7 +138,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let decodes = args.generate.iter().any(|&n| n > 0);
     let floor = usize::try_from(model.multiplied_bytes()).unwrap_or(usize::MAX);
     // Several devices have no bandwidth in common.
-    let measures = decodes && model.placement().count() == 1;
+    let measures = decodes && model.placement().count() == 1 && model.experts_device().is_none();
     let measure = || measures.then(|| model.opened().measure_bandwidth(floor)).transpose();
     let before = measure()?;
     let offloads = model.expert_traffic().is_some() || plans.iter().any(|plan| plan.offload.is_some());

@@ -38,7 +38,7 @@ pub(crate) struct ProbeArgs {
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(super) cache: Vec<String>,
     #[arg(long, value_name = "NAME,..", num_args = 0..=1, require_equals = true, value_delimiter = ',')]
-    #[arg(value_parser = parse::mixture, conflicts_with_all = ["cache", "exact", "offload_experts"])]
+    #[arg(value_parser = parse::mixture, conflicts_with_all = ["cache", "exact", "offload_experts", "experts"])]
     #[arg(help = weights_help(), long_help = format!("{}\n\n{WEIGHTS}", weights_help()))]
     pub(super) weights: Option<Vec<Mixture>>,
     /// Also measure which kinds of tensors, and which ten tensors, lose most in the smallest mixture

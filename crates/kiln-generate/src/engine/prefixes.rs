@@ -133,8 +133,11 @@ impl Prefixes {
         self.add(StoredPrefix { scope, tokens, state, rewinds, is_answer: true });
     }
 
-    /// Returns whether there was room.
-    pub(super) fn add(&mut self, new: StoredPrefix) -> bool {
+    /// Stores a copy if there is room for it.
+    pub(super) fn add(&mut self, new: StoredPrefix) {
+        if new.is_answer && !self.with_answers {
+            return;
+        }
         // A longer one that can return to a shorter one takes its place.
         self.stored.retain(|Stored { prefix: old, .. }| {
             let is_part =
@@ -142,12 +145,10 @@ impl Prefixes {
             !(old.scope == new.scope && old.is_answer == new.is_answer && is_part)
         });
         let bytes = new.state.bytes();
-        let has_room = bytes <= self.limit;
-        if has_room {
+        if bytes <= self.limit {
             self.stored.push(Stored { prefix: new, bytes });
             self.shrink(self.limit);
         }
-        has_room
     }
 
     /// All copies, the latest used last.

@@ -276,7 +276,7 @@ impl Checked for Linear {
                     Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
                 };
                 for (i, &(rows, tokens)) in batches.iter().enumerate() {
-                    let (blocks, output) = [(1, 1), (3, 96), (4, 41), (16, 9)][(i + format as usize) % 4];
+                    let (blocks, output) = [(1, 1), (3, 95), (4, 41), (16, 10)][(i + format as usize) % 4];
                     cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
                 }
                 // Without bias and residual, which would hide a scale that is flushed to 0.
@@ -285,6 +285,10 @@ impl Checked for Linear {
                 if order == Order::Sixteens || format == Format::Q4_0 {
                     cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Swapped(1, 2), 70));
                     cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Cut(2), 70));
+                }
+                if order == Order::Rows && format == Format::Q4_0 {
+                    cases.push(packed(packing, arithmetic, [2, 10, 2 * block], Swapped(0, 1), 70));
+                    cases.push(packed(packing, arithmetic, [2, 16, 2 * block], Cut(1), 70));
                 }
             }
         }
@@ -345,8 +349,8 @@ impl Linear {
         are_few_of_one_type(&self.x, &self.weight, self.others())
     }
 
-    /// Whether packed weights are read twice, each time for a few rows. To unpack them moves eight times the
-    /// bytes: the numbers are written and read.
+    /// Whether packed weights are read twice, each time for a few rows. To unpack them moves more bytes: the
+    /// numbers are written and read.
     fn is_for_two_passes(&self) -> bool {
         let [rows, tokens, _] = self.x.dims();
         rows * tokens <= 2 * INVARIANT_UP_TO && are_of_one_type(&self.x, &self.weight, self.others())

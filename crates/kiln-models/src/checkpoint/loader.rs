@@ -28,7 +28,7 @@ pub struct Loader<'a> {
     block: usize,
     uploader: Uploader,
     /// The device that weights are loaded to instead of that of the block
-    apart: Option<LoadTarget>,
+    other: Option<LoadTarget>,
     use_as: Use,
     expert_place: ExpertPlace,
     /// Names of the tensors that were loaded
@@ -68,7 +68,7 @@ impl<'a> Loader<'a> {
             uploader: Uploader::new(targets.first()),
             targets,
             block: 0,
-            apart: None,
+            other: None,
             use_as,
             expert_place: ExpertPlace::Device,
             loaded: BTreeSet::new(),
@@ -77,11 +77,11 @@ impl<'a> Loader<'a> {
     }
 
     fn target(&self) -> &LoadTarget {
-        self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block))
+        self.other.as_ref().unwrap_or_else(|| self.targets.of(self.block))
     }
 
     fn use_as(&self) -> Use {
-        let dtype = if self.apart.is_some() { DType::F32 } else { self.use_as.dtype };
+        let dtype = if self.other.is_some() { DType::F32 } else { self.use_as.dtype };
         Use { dtype, ..self.use_as }
     }
 
@@ -259,9 +259,9 @@ impl Weights for Loader<'_> {
         self.expert_place.clone()
     }
 
-    fn load_apart(&mut self, target: Option<&LoadTarget>) {
-        self.apart = target.cloned();
-        let target = self.apart.as_ref().unwrap_or_else(|| self.targets.of(self.block));
+    fn load_to_other(&mut self, target: Option<&LoadTarget>) {
+        self.other = target.cloned();
+        let target = self.other.as_ref().unwrap_or_else(|| self.targets.of(self.block));
         self.uploader.load_to(target);
     }
 

@@ -57,7 +57,7 @@ fn prompts_that_were_saved_are_computed_from_there_with_the_same_bits() {
     for model in &*MODELS {
         let first = service(model, 16);
         let cold = CACHES.map(|cache| ask(&first, cache).0);
-        let saved = block_on(first.save_prefixes(None)).unwrap();
+        let saved = block_on(first.save_prefixes(None, None)).unwrap();
         let second = service(model, 16);
         assert!(restored(&second, &saved).unwrap() >= CACHES.len());
         for (cache, cold) in CACHES.iter().zip(cold) {
@@ -71,13 +71,20 @@ fn prompts_that_were_saved_are_computed_from_there_with_the_same_bits() {
 #[test]
 fn a_file_of_prompts_that_does_not_belong_is_refused() {
     let own = service(&MODEL, 16);
-    assert_eq!(restored(&own, &block_on(own.save_prefixes(None)).unwrap()).unwrap(), 0, "none was kept");
+    assert_eq!(
+        restored(&own, &block_on(own.save_prefixes(None, None)).unwrap()).unwrap(),
+        0,
+        "none was kept"
+    );
     ask(&own, "dynamic");
-    let saved = block_on(own.save_prefixes(Some("demo"))).unwrap();
+    let of_others = block_on(own.save_prefixes(None, Some("another"))).unwrap();
+    assert_eq!(restored(&own, &of_others).unwrap(), 0, "the request had no such salt");
+    let saved = block_on(own.save_prefixes(Some("demo"), Some(""))).unwrap();
+    assert_eq!(restored(&own, &saved).unwrap(), 1);
     let wrong = |service: &Service, bytes: &[u8], why: &str| {
         let error = restored(service, bytes).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
-        assert_eq!(ask(service, "quantized:nbits=4").1, 0);
+        assert_eq!(ask(service, "dynamic").1, 0);
     };
     let of_other_settings = service(&MODEL, 32);
     wrong(&of_other_settings, &saved, "with other settings");
@@ -85,11 +92,10 @@ fn a_file_of_prompts_that_does_not_belong_is_refused() {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/transformers-5.23.0/models/llama");
     let device = MODEL.opened().clone();
     let other = Model::builder(&folder).opened(device).dtype(DtypeChoice::F32).load().unwrap();
-    let engine = &mut other.engine::<kiln::GeneratedText<'static>>(1).unwrap().with_prefixes(1 << 20);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &saved).unwrap();
     let file = TensorFile::open(file.path()).unwrap();
-    let error = other.restore_prefixes(engine, file, "any").unwrap_err().to_string();
+    let error = other.load_prefixes(file, "any").unwrap_err().to_string();
     assert!(error.contains("another model's weights"), "{error}");
     let mut damaged = saved.clone();
     *damaged.last_mut().unwrap() ^= 1;

@@ -478,17 +478,17 @@ impl<'a> ModelBuilder<'a> {
             return Err(Error::Setting { name: "offload_experts", why });
         }
         if let Some(name) = self.experts_on {
-            let why = if name != DeviceName::Cpu {
-                "may be the CPU alone, whose memory is larger than that of a GPU"
-            } else if self.resident_experts.is_some() {
-                "has the CPU compute the experts, and with --offload-experts the GPU does; leave one of them out"
-            } else if stages.count() > 1 {
-                "is for models on one device; leave it out, or name one device"
-            } else {
-                ""
-            };
-            if !why.is_empty() {
-                return Err(Error::Setting { name: "experts", why: why.to_owned() });
+            let wrong = |why: &str| Err(Error::Setting { name: "experts", why: why.to_owned() });
+            if name != DeviceName::Cpu {
+                return wrong("takes only `cpu`");
+            }
+            if self.resident_experts.is_some() {
+                return wrong(
+                    "has the CPU compute experts, and --offload-experts the GPU; leave one of them out",
+                );
+            }
+            if stages.count() > 1 {
+                return wrong("is for models on one device; leave it out, or name one device");
             }
         }
         match stages.blocks(usize::MAX).map(|(own, _)| own.start).find(|first| *first >= blocks) {
@@ -524,6 +524,9 @@ impl<'a> ModelBuilder<'a> {
         }
 
         self.pack(&mut checkpoint, devices, dtype)?;
+        let experts_on = self.experts_device(devices).await?;
+        let of_experts = |kernels: &Kernels| checkpoint.held_expert_bytes(kernels, DType::F32);
+        let expert_place = self.expert_place(experts_on.as_ref(), of_experts)?;
         let parts = |kernels: &Kernels, device: &Opened| {
             let binding = self.largest_binding_on(device);
             let ends = Ends::of(&checkpoint, &*configured, self.copied_experts(), binding);
@@ -537,8 +540,6 @@ impl<'a> ModelBuilder<'a> {
             }
         }
         let claims = self.claims(&checkpoint, &*configured, dtype, plan, (devices, &stages))?;
-        let expert_place =
-            self.expert_place(devices, |kernels| checkpoint.held_expert_bytes(kernels, DType::F32)).await?;
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -565,6 +566,7 @@ impl<'a> ModelBuilder<'a> {
             adapters: Vec::new(),
             tensor_names: configured.tensor_names(),
             placement,
+            experts_on,
             dtype,
             arithmetic: self.arithmetic,
             tokenizer: tokenizer.map(Arc::new),
@@ -621,20 +623,21 @@ impl<'a> ModelBuilder<'a> {
         })?;
         let held = held.map(Claim::bytes);
         let of_experts = configured_sizes.expert_elements().saturating_mul(DType::F32.size() as u64);
-        let expert_place = self.expert_place(devices, |_| of_experts).await?;
+        let experts_on = self.experts_device(devices).await?;
+        let expert_place = self.expert_place(experts_on.as_ref(), |_| of_experts)?;
         let mut weights = RandomWeights {
             targets: self.targets(&stages),
             block: 0,
             dtype,
             expert_place,
-            apart: None,
+            other: None,
             claims: budgets.try_map(|budget| budget.claim("weights", 0))?,
             elements: 0,
         };
         let refusals = Refusals::of_all(placement.iter().map(Kernels::device));
         let causal = configured.load(&mut weights, &placement)?;
         let RandomWeights { mut claims, elements, .. } = weights;
-        if self.resident_experts.is_some() || self.experts_on.is_some() {
+        if self.resident_experts.is_some() {
             // Includes room for the experts that will be resident.
             for (claim, held) in claims.iter_mut().zip(held.iter()) {
                 claim.resize(claim.bytes().max(*held))?;
@@ -650,6 +653,7 @@ impl<'a> ModelBuilder<'a> {
             adapters: Vec::new(),
             tensor_names: configured.tensor_names(),
             placement,
+            experts_on,
             dtype,
             arithmetic: self.arithmetic,
             tokenizer: None,
@@ -726,35 +730,46 @@ impl<'a> ModelBuilder<'a> {
         Ok(dtype)
     }
 
-    /// The device of each stage, to load weights to it.
-    /// Number of experts that stay on the device where the others are copied to it; for a comparison of
-    /// devices, experts that the CPU computes are such.
+    /// [`resident_experts`](Self::resident_experts) for the comparison of devices, where the GPU computes all
+    /// experts: those of the CPU are copied to it.
     fn copied_experts(&self) -> Option<usize> {
         self.resident_experts.or(self.experts_on.map(|_| 0))
     }
 
-    /// The place of experts. Checks that the host has memory for the bytes of those that the CPU computes.
-    async fn expert_place(
+    /// The device of experts, if it is not that of the model.
+    pub(super) async fn experts_device(&self, devices: &Stages<Opened>) -> Result<Option<Opened>> {
+        // On the CPU, they are there.
+        match self.experts_on.filter(|_| devices.first().info.class != DeviceClass::Cpu) {
+            Some(name) => device::open_async(name).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The place of experts. Checks that there is memory for their `bytes`, if another device has them.
+    pub(super) fn expert_place(
         &self,
-        devices: &Stages<Opened>,
+        device: Option<&Opened>,
         bytes: impl FnOnce(&Kernels) -> u64,
     ) -> Result<ExpertPlace> {
         if let Some(resident) = self.resident_experts {
             return Ok(ExpertPlace::HostMemory { resident });
         }
-        // On the CPU, they are there.
-        let Some(name) = self.experts_on.filter(|_| devices.first().info.class != DeviceClass::Cpu) else {
-            return Ok(ExpertPlace::Device);
-        };
-        let device = device::open_async(name).await?;
+        let Some(device) = device else { return Ok(ExpertPlace::Device) };
         let choice = if self.kernels == Choice::Reference { Choice::Reference } else { Choice::Auto };
         let kernels = Kernels::new(choice, &device.device)?;
-        let budget = Budget::new(usable(&device.info)).of_this_process();
-        budget.claim("the experts, in host memory", bytes(&kernels))?;
+        let bytes = bytes(&kernels);
+        if Budget::new(usable(&device.info)).of_this_process().claim("experts", bytes).is_err() {
+            let why = format!(
+                "take {} MiB of host memory, which is not free; pack them, such as with --quant q4_k_m",
+                bytes >> 20
+            );
+            return Err(Error::Setting { name: "experts", why });
+        }
         let (largest_binding, copied) = (device.info.largest_binding, device.is_asynchronous());
-        Ok(ExpertPlace::Apart(LoadTarget { kernels, largest_binding, copied }))
+        Ok(ExpertPlace::Elsewhere(LoadTarget { kernels, largest_binding, copied }))
     }
 
+    /// The device of each stage, to load weights to it.
     fn targets(&self, stages: &Stages<Trusted>) -> Stages<LoadTarget> {
         stages.map(|Trusted { kernels, device, .. }| LoadTarget {
             kernels: kernels.clone(),

@@ -79,6 +79,8 @@ impl ModelBuilder<'_> {
         let dtype = self.dtype_of(&devices, &*configured)?;
         let inspection = Inspection::of_checkpoint(&checkpoint)?;
         self.pack(&mut checkpoint, &devices, dtype)?;
+        let experts_on = self.experts_device(&devices).await?;
+        self.expert_place(experts_on.as_ref(), |kernels| checkpoint.held_expert_bytes(kernels, DType::F32))?;
         let stages = devices.try_map(|device| {
             let kernels = Kernels::new(self.kernels, &device.device)?;
             Ok(Trusted { kernels, device: device.clone(), captures: true })

@@ -59,6 +59,8 @@ struct Loaded {
     adapters: Vec<Arc<Claim>>,
     tensor_names: TensorNames,
     placement: Placement,
+    /// The device of experts, if it is another one.
+    experts_on: Option<Opened>,
     dtype: DType,
     arithmetic: Arithmetic,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -342,10 +344,15 @@ impl Model {
         self.loaded.stages.map(|(device, _)| device.clone())
     }
 
-    /// The names of the devices of all stages, such as `cuda:0,cpu`.
+    /// The device that computes experts, if it is not that of their block ([`ModelBuilder::experts_on`]).
+    pub fn experts_device(&self) -> Option<&Opened> {
+        self.loaded.experts_on.as_ref()
+    }
+
+    /// The names of the devices of all stages and of experts, such as `cuda:0,cpu`.
     pub fn device_names(&self) -> String {
-        let names = self.loaded.stages.iter().map(|(device, _)| device.info.name.to_string());
-        names.collect::<Vec<_>>().join(",")
+        let devices = self.loaded.stages.iter().map(|(device, _)| device).chain(self.experts_device());
+        devices.map(|device| device.info.name.to_string()).collect::<Vec<_>>().join(",")
     }
 
     /// The kernels of each stage: which blocks are on which device.
@@ -374,12 +381,13 @@ impl Model {
         self.loaded.causal.weight_bytes().held as u64
     }
 
-    /// Bytes of the weights in host memory; see [`ModelBuilder::offload_experts`].
+    /// Bytes of the weights in host memory; see [`ModelBuilder::offload_experts`] and
+    /// [`ModelBuilder::experts_on`].
     pub fn host_weight_bytes(&self) -> u64 {
         self.loaded.causal.weight_bytes().in_host_memory as u64
     }
 
-    /// Traffic that experts in host memory have caused so far; `None` if all experts are on the device.
+    /// Copies of experts from host memory so far; `None` if experts are computed where they are.
     pub fn expert_traffic(&self) -> Option<ExpertTraffic> {
         self.loaded.causal.expert_traffic()
     }

@@ -3,7 +3,7 @@
 //! Tensors are named `PREFIX.LAYER.SLOT.NUMBER`.
 
 use kiln_core::{Error, Result, model::TokenId, model_cache::CacheState, tensor_file::TensorFile};
-use kiln_generate::{Engine, Generating, PrefixScope, StoredPrefix};
+use kiln_generate::{PrefixScope, StoredPrefix};
 use serde::{Deserialize, Serialize};
 
 use super::{Contents, LayerHeader, contents, named, not_whole};
@@ -32,14 +32,19 @@ struct PrefixHeader {
 }
 
 impl Model {
-    /// Copies the beginnings of prompts that `engine` keeps ([`Engine::with_prefixes`]) into the bytes of a
-    /// file. `computed_by` names all that their bits depend on beside the model, such as the device and its
-    /// driver.
+    /// Copies beginnings of prompts, such as the [`Engine::stored_prefixes`](crate::Engine::stored_prefixes),
+    /// into the bytes of a file. `computed_by` names all that their bits depend on beside the model, such as
+    /// the device and its driver.
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that was not loaded from a folder.
-    pub fn save_prefixes<T: Generating>(&self, engine: &Engine<T>, computed_by: &str) -> Result<Vec<u8>> {
-        let prefix_header = |prefix: &StoredPrefix| PrefixHeader {
+    pub fn save_prefixes<'a>(
+        &self,
+        prefixes: impl Iterator<Item = &'a StoredPrefix>,
+        computed_by: &str,
+    ) -> Result<Vec<u8>> {
+        let stored: Vec<&StoredPrefix> = prefixes.collect();
+        let prefix_header = |prefix: &&StoredPrefix| PrefixHeader {
             scope: prefix.scope.name.clone(),
             chunk: prefix.scope.chunk,
             tokens: prefix.tokens.clone(),
@@ -52,26 +57,21 @@ impl Model {
             model: self.fingerprint()?.to_owned(),
             dtype: self.dtype().name().to_owned(),
             computed_by: computed_by.to_owned(),
-            prefixes: engine.stored_prefixes().map(prefix_header).collect(),
+            prefixes: stored.iter().map(prefix_header).collect(),
         };
         let numbers: Vec<String> = (0..header.prefixes.len()).map(|number| format!("{number}.")).collect();
-        let tensors = engine.stored_prefixes().zip(&numbers);
+        let tensors = stored.iter().zip(&numbers);
         let tensors = tensors.flat_map(|(prefix, number)| named(number, &prefix.state.layers));
         let (views, metadata) = contents(FORMAT, &header, tensors).map_err(Error::Execution)?;
         safetensors::serialize(views, Some(metadata)).map_err(|e| Error::Execution(e.to_string()))
     }
 
-    /// Gives `engine` the beginnings of prompts that [`save_prefixes`](Self::save_prefixes) copied, as far as
-    /// it has room for them. Returns their number.
+    /// Reads the beginnings of prompts that [`save_prefixes`](Self::save_prefixes) copied, for
+    /// [`Engine::store_prefix`](crate::Engine::store_prefix).
     ///
     /// # Errors
     /// [`Error::File`] for a file that is damaged, or belongs to another model, type or `computed_by`.
-    pub fn restore_prefixes<T: Generating>(
-        &self,
-        engine: &mut Engine<T>,
-        file: TensorFile,
-        computed_by: &str,
-    ) -> Result<usize> {
+    pub fn load_prefixes(&self, file: TensorFile, computed_by: &str) -> Result<Vec<StoredPrefix>> {
         let (mut file, header) = Contents::new(file, FORMAT, "a file of prompts that Kiln saved")?;
         let Header { model, dtype, computed_by: other, prefixes } = header;
         if model != self.fingerprint()? {
@@ -94,6 +94,6 @@ impl Model {
             stored.push(StoredPrefix { scope, tokens, state, rewinds, is_answer });
         }
         file.check()?;
-        Ok(stored.into_iter().map(|prefix| engine.store_prefix(prefix)).filter(|&is_kept| is_kept).count())
+        Ok(stored)
     }
 }

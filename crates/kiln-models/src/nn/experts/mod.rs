@@ -2,7 +2,7 @@
 //! A router chooses a few of them for each token and adds up their outputs with its weights.
 //! (`MixtralSparseMoeBlock` of transformers)
 
-mod apart;
+mod elsewhere;
 mod host;
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use kiln_kernels::{
 };
 
 pub(crate) use self::host::COPIED_AT_ONCE;
-use self::{apart::ExpertsApart, host::HostExperts};
+use self::{elsewhere::ExpertsElsewhere, host::HostExperts};
 use super::{
     linear::Linear,
     mlp::{Between, Mlp, MlpConfig},
@@ -198,7 +198,7 @@ pub(crate) struct Experts {
 enum Placed {
     OnDevice(Stacks),
     InHostMemory(HostExperts),
-    Apart(ExpertsApart),
+    Elsewhere(ExpertsElsewhere),
 }
 
 /// The weights of all experts, on one device.
@@ -379,11 +379,11 @@ impl Experts {
                 ExpertPlace::HostMemory { resident } => {
                     Placed::InHostMemory(HostExperts::load(weights, of_all, resident, config, mlp)?)
                 }
-                ExpertPlace::Apart(target) => {
-                    weights.load_apart(Some(&target));
+                ExpertPlace::Elsewhere(target) => {
+                    weights.load_to_other(Some(&target));
                     let stacks = Stacks::load(weights, of_all, config, mlp);
-                    weights.load_apart(None);
-                    Placed::Apart(ExpertsApart::new(stacks?, target.kernels))
+                    weights.load_to_other(None);
+                    Placed::Elsewhere(ExpertsElsewhere::new(stacks?, target.kernels))
                 }
             }),
             config: *config,
@@ -425,14 +425,14 @@ impl Experts {
         match &*self.experts {
             Placed::OnDevice(_) => 0,
             Placed::InHostMemory(experts) => experts.bytes(),
-            Placed::Apart(experts) => experts.stacks().bytes(),
+            Placed::Elsewhere(experts) => experts.stacks().bytes(),
         }
     }
 
     /// Returns the statistics of copies; `None` if experts are computed where they are.
     pub(crate) fn traffic(&self) -> Option<ExpertTraffic> {
         match &*self.experts {
-            Placed::OnDevice(_) | Placed::Apart(_) => None,
+            Placed::OnDevice(_) | Placed::Elsewhere(_) => None,
             Placed::InHostMemory(experts) => Some(experts.traffic()),
         }
     }
@@ -441,7 +441,7 @@ impl Experts {
         match &*self.experts {
             Placed::OnDevice(stacks) => stacks.bytes(),
             Placed::InHostMemory(experts) => experts.bytes(),
-            Placed::Apart(experts) => experts.stacks().bytes(),
+            Placed::Elsewhere(experts) => experts.stacks().bytes(),
         }
     }
 
@@ -507,9 +507,9 @@ impl Experts {
                 let forward = |x, experts| host.forward(x, experts, kernels);
                 self.mixed(x, routing, own, kernels, forward)?
             }
-            Placed::Apart(apart) => {
-                let sum = apart.compute(x, routing, |x, routing, kernels| {
-                    let forward = |x, experts| Ok(apart.stacks().forward(x, experts, kernels));
+            Placed::Elsewhere(there) => {
+                let sum = there.compute(x, routing, |x, routing, kernels| {
+                    let forward = |x, experts| Ok(there.stacks().forward(x, experts, kernels));
                     self.mixed(x, routing, None, kernels, forward)
                 })?;
                 match own {

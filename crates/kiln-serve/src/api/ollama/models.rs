@@ -38,8 +38,8 @@ pub(crate) async fn ps(State(models): Server) -> Json<Value> {
         let mut entry = json!({
             "name": served.name,
             "model": served.name,
-            "size": bytes,
-            "size_vram": bytes - served.model.host_weight_bytes().min(bytes),
+            "size": bytes + served.model.host_weight_bytes(),
+            "size_vram": bytes,
             "digest": served.model.fingerprint().unwrap_or_default(),
             "context_length": served.model.sizes().positions,
         });

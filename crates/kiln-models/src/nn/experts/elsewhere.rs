@@ -1,8 +1,8 @@
 //! Experts on another device than their block: the CPU, whose memory holds what a GPU has no room for.
 //!
 //! The vectors of the tokens and their routing are read back in every block, and the sum of the experts'
-//! outputs is sent back. That is a few kilobytes a token, where the experts themselves are megabytes. Such a
-//! step cannot be captured.
+//! outputs is sent back: kilobytes a token, where the experts themselves are megabytes. Such a step cannot be
+//! captured.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, read_back};
@@ -11,13 +11,13 @@ use kiln_kernels::{Kernels, Routing};
 use super::Stacks;
 
 #[derive(Debug)]
-pub(super) struct ExpertsApart {
+pub(super) struct ExpertsElsewhere {
     stacks: Stacks,
     /// The kernels of the other device.
     kernels: Kernels,
 }
 
-impl ExpertsApart {
+impl ExpertsElsewhere {
     pub(super) fn new(stacks: Stacks, kernels: Kernels) -> Self {
         Self { stacks, kernels }
     }
