@@ -82,7 +82,8 @@ impl Service {
     pub async fn save_prefixes(&self, model: Option<&str>, cache_salt: Option<&str>) -> Result<Vec<u8>> {
         let served = self.models.get(model).await.map_err(|e| Error::Execution(e.message))?;
         let computed_by = served.fingerprint.clone();
-        let end = cache_salt.map(|salt| format!(" {salt}"));
+        // Scopes end with the salt, in quotes (`api/settings.rs`).
+        let end = cache_salt.map(|salt| format!(" {salt:?}"));
         let save = move |model: &kiln::Model, engine: &mut kiln::Engine<_>| {
             let is_wanted =
                 |prefix: &&StoredPrefix| end.as_ref().is_none_or(|end| prefix.scope.name.ends_with(end));

@@ -193,13 +193,11 @@ impl Contents {
     fn new<H: DeserializeOwned>(file: TensorFile, format: &str, what: &str) -> Result<(Self, H)> {
         let wrong = |why: String| Error::File { path: file.path().to_owned(), why };
         let metadata = file.metadata().cloned().unwrap_or_default();
-        let (name, version) = format.split_once('/').unwrap_or((format, ""));
         match metadata.get("format").map(String::as_str) {
             Some(found) if found == format => {}
-            Some(other) if other.split('/').next() == Some(name) => {
+            Some(other) if other.split('/').next() == format.split('/').next() => {
                 return Err(wrong(format!(
-                    "was saved by another version of Kiln ({other}; this one reads {name}/{version}); save \
-                     it again"
+                    "was saved by another version of Kiln ({other}; this one reads {format}); save it again"
                 )));
             }
             _ => return Err(wrong(format!("is not {what} ({format})"))),

@@ -270,7 +270,7 @@ impl Settings {
             context: self.context,
             plan: self.plan(served)?,
             share: Share { user: key.0.unwrap_or(0), priority: self.priority.unwrap_or(0) },
-            scope: format!("{:?} {}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
+            scope: format!("{:?} {:?}", key.0, self.cache_salt.as_deref().unwrap_or_default()),
             logprobs: self.logprobs()?,
             prompt_logprobs: None,
             n,
