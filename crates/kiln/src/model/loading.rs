@@ -13,7 +13,7 @@ use burn::tensor::DType;
 use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
-    budget::{Budget, Claim},
+    budget::Claim,
     device_state::{DeviceState, Refusals},
     files::FolderSource,
     read_back,
@@ -26,7 +26,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
-    ConfigFile, Configured, ExpertPlace, LoadTarget, Mixture, RandomWeights,
+    ConfigFile, Configured, LoadTarget, Mixture, RandomWeights,
     checkpoint::{Adapter, Checkpoint, Loader},
     configure, count_elements,
 };
@@ -38,7 +38,6 @@ use crate::{
     chat::chat_templates,
     embedding::EmbeddingConfig,
     folder::{generation_config, own_plan, tokenizer},
-    out_of_memory::usable,
     self_test::{self, Ends, ModelVerdict, SelfTest, Trusted},
     speech::SpeechConfig,
 };
@@ -473,24 +472,7 @@ impl<'a> ModelBuilder<'a> {
 
     /// Checks that every stage has a block, and that the other options go with several stages.
     pub(super) fn check_stages(&self, stages: &Stages<Opened>, blocks: usize) -> Result<()> {
-        if stages.count() > 1 && self.resident_experts.is_some() {
-            let why = "is for models on one device; leave it out, or name one device".to_owned();
-            return Err(Error::Setting { name: "offload_experts", why });
-        }
-        if let Some(name) = self.experts_on {
-            let wrong = |why: &str| Err(Error::Setting { name: "experts", why: why.to_owned() });
-            if name != DeviceName::Cpu {
-                return wrong("takes only `cpu`");
-            }
-            if self.resident_experts.is_some() {
-                return wrong(
-                    "has the CPU compute experts, and --offload-experts the GPU; leave one of them out",
-                );
-            }
-            if stages.count() > 1 {
-                return wrong("is for models on one device; leave it out, or name one device");
-            }
-        }
+        self.check_experts(stages)?;
         match stages.blocks(usize::MAX).map(|(own, _)| own.start).find(|first| *first >= blocks) {
             None => Ok(()),
             Some(first) => {
@@ -728,45 +710,6 @@ impl<'a> ModelBuilder<'a> {
         };
         check_dtype(device, dtype)?;
         Ok(dtype)
-    }
-
-    /// [`resident_experts`](Self::resident_experts) for the comparison of devices, where the GPU computes all
-    /// experts: those of the CPU are copied to it.
-    fn copied_experts(&self) -> Option<usize> {
-        self.resident_experts.or(self.experts_on.map(|_| 0))
-    }
-
-    /// The device of experts, if it is not that of the model.
-    pub(super) async fn experts_device(&self, devices: &Stages<Opened>) -> Result<Option<Opened>> {
-        // On the CPU, they are there.
-        match self.experts_on.filter(|_| devices.first().info.class != DeviceClass::Cpu) {
-            Some(name) => device::open_async(name).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// The place of experts. Checks that there is memory for their `bytes`, if another device has them.
-    pub(super) fn expert_place(
-        &self,
-        device: Option<&Opened>,
-        bytes: impl FnOnce(&Kernels) -> u64,
-    ) -> Result<ExpertPlace> {
-        if let Some(resident) = self.resident_experts {
-            return Ok(ExpertPlace::HostMemory { resident });
-        }
-        let Some(device) = device else { return Ok(ExpertPlace::Device) };
-        let choice = if self.kernels == Choice::Reference { Choice::Reference } else { Choice::Auto };
-        let kernels = Kernels::new(choice, &device.device)?;
-        let bytes = bytes(&kernels);
-        if Budget::new(usable(&device.info)).of_this_process().claim("experts", bytes).is_err() {
-            let why = format!(
-                "take {} MiB of host memory, which is not free; pack them, such as with --quant q4_k_m",
-                bytes >> 20
-            );
-            return Err(Error::Setting { name: "experts", why });
-        }
-        let (largest_binding, copied) = (device.info.largest_binding, device.is_asynchronous());
-        Ok(ExpertPlace::Elsewhere(LoadTarget { kernels, largest_binding, copied }))
     }
 
     /// The device of each stage, to load weights to it.

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use kiln_cache::Plan;
 use kiln_core::{
-    Error, Result,
+    Result,
     budget::{Budget, Claim},
     read_back,
     stages::Stages,
@@ -12,7 +12,7 @@ use kiln_kernels::{
     Kernels,
     device::{DeviceClass, Opened},
 };
-use kiln_models::{Configured, Sizes, checkpoint::Checkpoint, configure};
+use kiln_models::{Configured, checkpoint::Checkpoint, configure};
 
 use super::ModelBuilder;
 use crate::{
@@ -70,7 +70,8 @@ impl ModelBuilder<'_> {
     /// [`estimate`](Self::estimate), which awaits the device.
     ///
     /// # Errors
-    /// The errors of [`load`](Self::load) that need no weights, such as [`Error::OutOfMemory`].
+    /// The errors of [`load`](Self::load) that need no weights, such as
+    /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory).
     pub async fn estimate_async(&self) -> Result<Estimate> {
         let devices = self.open_all().await?;
         let mut checkpoint = self.checkpoint()?;
@@ -141,26 +142,6 @@ impl ModelBuilder<'_> {
             let same = known.iter().find(|(other, _)| other.device == device.device);
             same.map_or_else(|| self.budget(device), |(_, budget)| budget.clone())
         })
-    }
-
-    /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host
-    /// memory.
-    pub(super) fn spared(&self, device: &Opened, sizes: &Sizes, bytes: u64) -> Result<u64> {
-        let (name, spared) = match (self.resident_experts, self.experts_on) {
-            (Some(resident), _) => ("offload_experts", sizes.offloaded_bytes(resident, bytes)),
-            (None, Some(_)) => ("experts", sizes.experts.map(|_| bytes)),
-            (None, None) => return Ok(0),
-        };
-        match spared {
-            // The memory of the CPU device is host memory.
-            Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
-            Some(bytes) => Ok(bytes),
-            None => {
-                let why =
-                    "is for mixtures of experts, and this model has no experts; leave it out".to_owned();
-                Err(Error::Setting { name, why })
-            }
-        }
     }
 
     /// The budget of a device, without any claims.

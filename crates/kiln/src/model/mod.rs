@@ -1,5 +1,6 @@
 //! A model on a device, with the settings from its folder.
 
+mod experts;
 mod generating;
 mod layers;
 mod loading;
