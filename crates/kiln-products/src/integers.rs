@@ -45,43 +45,32 @@ impl<P: Packed> Work for Rounding<'_, P> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
+    fn run<L: Lanes>(self, lanes: L) {
         let offset = P::OFFSET - if P::WIDE && L::SUBTRACTS_128 { 128 } else { 0 };
         for (x, rounded) in self.x.as_chunks::<RUN>().0.iter().zip(self.runs) {
-            *rounded = run::<P>(x, offset);
+            *rounded = run::<L, P>(lanes, x, offset);
         }
     }
 }
 
 #[inline(always)]
-fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
-    /// Adding this rounds to an integer, which is then in the lowest bits.
-    const ROUND: f32 = 12_582_912.0;
-
-    // Eight independent maxima, which are vectorized.
-    let mut sizes = [0.0f32; 8];
-    for x in x.as_chunks::<8>().0 {
-        for i in 0..8 {
-            sizes[i] = if x[i].abs() > sizes[i] { x[i].abs() } else { sizes[i] };
-        }
-    }
-    let largest = sizes.iter().fold(0.0f32, |largest, &size| if size > largest { size } else { largest });
-    let scale = largest / 127.0;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    let mut bytes = [0i8; RUN];
-    for i in 0..RUN {
-        bytes[i] = (x[i] * inverse + ROUND).to_bits() as i8;
-    }
+fn run<L: Lanes, P: Packed>(lanes: L, x: &[f32; RUN], offset: i32) -> Run {
+    let halves = x.as_chunks().0;
+    let x = [lanes.floats(&halves[0]), lanes.floats(&halves[1])];
+    let scale = lanes.largest(x) / 127.0;
+    let inverse = lanes.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+    let (first, first_sum) = lanes.rounded(lanes.mul(x[0], inverse));
+    let (last, last_sum) = lanes.rounded(lanes.mul(x[1], inverse));
+    // Sums wrap only if numbers are infinite, and then so is the scale.
+    let of_groups =
+        if P::GROUPS == 1 { [first_sum.wrapping_add(last_sum), 0] } else { [first_sum, last_sum] };
     let (mut starts, mut sums) = ([0; 2], [0.0; 2]);
-    for (group, bytes) in bytes.chunks_exact(RUN / P::GROUPS).enumerate() {
-        let mut sum = 0;
-        for &byte in bytes {
-            sum += i32::from(byte);
-        }
-        starts[group] = -offset * sum;
+    for group in 0..2 {
+        let sum = of_groups[group];
+        starts[group] = sum.wrapping_mul(-offset);
         sums[group] = if P::HAS_ZEROS { sum as f32 } else { scale * sum as f32 };
     }
-    Run { quads: bytemuck::cast(bytes), scale, starts, sums }
+    Run { quads: bytemuck::cast([first, last]), scale, starts, sums }
 }
 
 /// The kernel that multiplies codes by bytes.

@@ -1,7 +1,7 @@
 //! Tests that attention over packed keys and values equals attention over the unpacked numbers, with every
 //! set of instructions, and that the result of a row does not depend on the other rows.
 
-use kiln_products::attention::{Codes, Few, Layout, attend};
+use kiln_products::attention::{Codes, Few, Layout, Source, attend};
 use kiln_simd::Instructions;
 
 /// Number of slots of the buffers, in which positions begin at an origin, and wrap.
@@ -88,8 +88,7 @@ fn attended(
         queries: queries.to_vec(),
         seen: seen.to_vec(),
         softcap,
-        keys: keys.codes(),
-        values: values.codes(),
+        source: Source::Packed { keys: keys.codes(), values: values.codes() },
         origin: ORIGIN,
         slots: SLOTS,
         positions: POSITIONS,

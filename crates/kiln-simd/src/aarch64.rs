@@ -6,15 +6,17 @@
 
 use std::arch::{
     aarch64::{
-        float32x4_t, int8x16_t, int32x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u32,
-        vcvt_f32_f16, vcvtq_f32_s32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32,
-        veorq_u8, vfmaq_f32, vget_high_s8, vget_high_s16, vget_high_u8, vget_high_u16, vget_low_s8,
-        vget_low_s16, vget_low_u8, vget_low_u16, vld1_u16, vld1q_f32, vld1q_s8, vld1q_u8, vld1q_u8_x4,
-        vld1q_u32, vmlaq_u32, vmovl_s8, vmovl_s16, vmovl_u8, vmovl_u16, vmull_s8, vmulq_f32, vorrq_u32,
-        vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vqtbl4q_u8, vreinterpret_f16_u16, vreinterpretq_f32_u8,
-        vreinterpretq_f32_u32, vreinterpretq_s8_s32, vreinterpretq_s8_u32, vreinterpretq_s32_u32,
-        vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshll_n_u16, vshlq_u32, vst1q_f32,
-        vst1q_u32, vuzp1q_u32, vuzp2q_u32,
+        float32x4_t, int8x16_t, int32x4_t, uint32x4_t, vabsq_f32, vaddq_f32, vaddq_s32, vaddq_u32,
+        vaddvq_s32, vandq_u32, vcombine_s8, vcombine_s16, vcvt_f32_f16, vcvtnq_s32_f32, vcvtq_f32_s32,
+        vcvtq_f32_u32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vget_high_s8,
+        vget_high_s16, vget_high_u8, vget_high_u16, vget_low_s8, vget_low_s16, vget_low_u8, vget_low_u16,
+        vld1_u16, vld1q_f32, vld1q_s8, vld1q_u8, vld1q_u8_x4, vld1q_u32, vmaxnmq_f32, vmaxnmvq_f32,
+        vmlaq_u32, vmovl_s8, vmovl_s16, vmovl_u8, vmovl_u16, vmovn_s16, vmovn_s32, vmull_s8, vmulq_f32,
+        vorrq_u32, vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vqtbl4q_u8, vreinterpret_f16_u16,
+        vreinterpretq_f32_f64, vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_f64_f32,
+        vreinterpretq_s8_s32, vreinterpretq_s8_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u32,
+        vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshll_n_u16, vshlq_u32, vst1q_f32, vst1q_s8, vst1q_u32,
+        vuzp1q_u32, vuzp2q_u32, vzip1q_f32, vzip1q_f64, vzip2q_f32, vzip2q_f64,
     },
     asm, is_aarch64_feature_detected,
 };
@@ -289,6 +291,46 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
             unsafe { vst1q_f32(to.as_mut_ptr(), from) };
         }
         array
+    }
+
+    #[inline(always)]
+    fn largest(self, [a, b]: [[float32x4_t; 4]; 2]) -> f32 {
+        // The number is the result if the other operand is NaN.
+        let mut sizes = unsafe { vdupq_n_f32(0.0) };
+        for floats in a.into_iter().chain(b) {
+            sizes = unsafe { vmaxnmq_f32(vabsq_f32(floats), sizes) };
+        }
+        unsafe { vmaxnmvq_f32(sizes) }
+    }
+
+    #[inline(always)]
+    fn rounded(self, floats: [float32x4_t; 4]) -> ([i8; 16], i32) {
+        let mut bytes = [0; 16];
+        unsafe {
+            let [a, b, c, d] = floats.map(|floats| vcvtnq_s32_f32(floats));
+            let low = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
+            let high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
+            vst1q_s8(bytes.as_mut_ptr(), vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+            (bytes, vaddvq_s32(vaddq_s32(vaddq_s32(a, b), vaddq_s32(c, d))))
+        }
+    }
+
+    #[inline(always)]
+    fn sums(self, floats: [[float32x4_t; 4]; 4]) -> [f32; 4] {
+        let fours = |four: usize| unsafe {
+            let [a, b, c, d] = floats.map(|floats| floats[four]);
+            let ab = vaddq_f32(vzip1q_f32(a, b), vzip2q_f32(a, b));
+            let cd = vaddq_f32(vzip1q_f32(c, d), vzip2q_f32(c, d));
+            let (ab, cd) = (vreinterpretq_f64_f32(ab), vreinterpretq_f64_f32(cd));
+            let low = vreinterpretq_f32_f64(vzip1q_f64(ab, cd));
+            vaddq_f32(low, vreinterpretq_f32_f64(vzip2q_f64(ab, cd)))
+        };
+        let mut sums = [0.0; 4];
+        unsafe {
+            let sum = vaddq_f32(vaddq_f32(fours(0), fours(2)), vaddq_f32(fours(1), fours(3)));
+            vst1q_f32(sums.as_mut_ptr(), sum);
+        }
+        sums
     }
 
     #[inline(never)]

@@ -107,6 +107,16 @@ pub trait Lanes: Copy {
 
     fn array(self, floats: Self::Floats) -> [f32; 16];
 
+    /// Returns the largest absolute value of all lanes; 0 if all are NaN.
+    fn largest(self, floats: [Self::Floats; 2]) -> f32;
+
+    /// Rounds numbers from -128 to 127 to integers, halves to even ones. Returns also their sum.
+    fn rounded(self, floats: Self::Floats) -> ([i8; 16], i32);
+
+    /// Sums the lanes of each vector: the first four as `(0 + 2) + (1 + 3)`, and so each next four; then
+    /// these sums in the same way.
+    fn sums(self, floats: [Self::Floats; 4]) -> [f32; 4];
+
     /// Requests the memory [`AHEAD`] bytes after `data`, for code that reads memory in order: hardware
     /// prefetchers stop at the end of a page. Does nothing if there is no stable function for it.
     #[inline(always)]

@@ -147,6 +147,35 @@ impl Lanes for Portable {
         floats
     }
 
+    #[inline(always)]
+    fn largest(self, floats: [[f32; 16]; 2]) -> f32 {
+        let mut largest = [0.0f32; 16];
+        for floats in floats {
+            for lane in 0..16 {
+                let size = floats[lane].abs();
+                largest[lane] = if size > largest[lane] { size } else { largest[lane] };
+            }
+        }
+        largest.iter().fold(0.0, |largest, &size| if size > largest { size } else { largest })
+    }
+
+    #[inline(always)]
+    fn rounded(self, floats: [f32; 16]) -> ([i8; 16], i32) {
+        /// Adding this rounds to an integer, which is then in the lowest bits.
+        const ROUND: f32 = 12_582_912.0;
+        let integers = floats.map(|float| (float + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32);
+        (integers.map(|integer| integer as i8), integers.iter().sum())
+    }
+
+    #[inline(always)]
+    fn sums(self, floats: [[f32; 16]; 4]) -> [f32; 4] {
+        let sum = |[a, b, c, d]: [f32; 4]| (a + c) + (b + d);
+        floats.map(|floats| {
+            let fours = floats.as_chunks().0;
+            sum([sum(fours[0]), sum(fours[1]), sum(fours[2]), sum(fours[3])])
+        })
+    }
+
     #[inline(never)]
     fn call<W: Work>(self, work: W) -> W::Output {
         work.run(self)

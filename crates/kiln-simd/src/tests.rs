@@ -44,6 +44,13 @@ impl Work for All {
         ];
         let mut arrays: Vec<_> = results.map(|result| lanes.array(result)).into();
         arrays.push(lanes.word_array(four).map(|word| word as f32));
+        let (rounded, sum) = lanes.rounded(lanes.mul(number, lanes.splat(20.5)));
+        arrays.push(rounded.map(f32::from));
+        let nan = lanes.splat(f32::NAN);
+        let largest = [[number, nan], [nan, number], [nan; 2]].map(|floats| lanes.largest(floats));
+        arrays.push(std::array::from_fn(|i| [largest[0], largest[1], largest[2], sum as f32][i % 4]));
+        let vectors = [number, lanes.halves(&halves), lanes.bytes(&bytes), lanes.splat(0.1)];
+        arrays.push(std::array::from_fn(|i| lanes.sums(vectors)[i % 4]));
         arrays
     }
 }

@@ -9,7 +9,7 @@ use burn::{
 };
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
-use kiln_products::threads::share;
+use kiln_products::{attention::Numbers, threads::share};
 #[cfg(target_arch = "x86_64")]
 use kiln_simd::Instructions;
 use pulp::{Arch, Simd, WithSimd};
@@ -57,6 +57,9 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
         None
     }
 
+    /// Keys and values, as attention reads them.
+    fn attended<'a>(keys_and_values: [&'a [Self]; 2]) -> Numbers<'a>;
+
     /// Converts to float32.
     fn widen(from: &[Self], to: &mut [f32]);
 
@@ -96,6 +99,10 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
 }
 
 impl Storage for f32 {
+    fn attended<'a>(keys_and_values: [&'a [Self]; 2]) -> Numbers<'a> {
+        Numbers::Float32(keys_and_values)
+    }
+
     fn floats(numbers: &[Self]) -> Option<&[f32]> {
         Some(numbers)
     }
@@ -118,6 +125,10 @@ impl Storage for f32 {
 // Numbers are widened here and not by the functions of `half`, which are not compiled for the instruction set
 // of the kernel that calls them.
 impl Storage for f16 {
+    fn attended<'a>(keys_and_values: [&'a [Self]; 2]) -> Numbers<'a> {
+        Numbers::Float16(keys_and_values.map(bytemuck::cast_slice))
+    }
+
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (to, from) in to.iter_mut().zip(from) {
@@ -131,6 +142,10 @@ impl Storage for f16 {
 }
 
 impl Storage for bf16 {
+    fn attended<'a>(keys_and_values: [&'a [Self]; 2]) -> Numbers<'a> {
+        Numbers::Bfloat16(keys_and_values.map(bytemuck::cast_slice))
+    }
+
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (to, from) in to.iter_mut().zip(from) {

@@ -1,14 +1,6 @@
-//! Layout of the codes and scales of packed vectors, and their division into segments.
+//! Layout of the codes and scales of packed vectors.
 
-use std::ops::Range;
-
-/// Number of lanes per vector.
-pub(super) const LANES: usize = 16;
-
-/// Largest number of slots that are processed together. The results of a query must depend only on the
-/// positions of its keys, so segments begin at positions that are multiples of this, where the ring wraps,
-/// and at groups of tokens, but never at the first position that a query sees.
-pub(super) const SEGMENT: usize = 64;
+use super::segments::{LANES, SEGMENT, Segment};
 
 /// How the elements of a vector are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +30,6 @@ pub struct Codes<'a> {
     pub(super) channels: usize,
     /// Number of tokens that share the scales of channels, if channels have them.
     pub(super) tokens: Option<usize>,
-}
-
-/// Adjacent slots that hold consecutive positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
-    pub(super) position: usize,
-    pub(super) slot: usize,
-    /// At most [`SEGMENT`].
-    pub(super) len: usize,
 }
 
 /// Adjacent words of a token that share a scale, within [`LANES`] words.
@@ -148,32 +131,6 @@ impl<'a> Codes<'a> {
         for i in 0..words.len() {
             (scales[i], offsets[i]) = affine(words[i]);
         }
-    }
-
-    /// Iterates over the segments of `positions` in a ring whose first slot holds `origin`. The first segment
-    /// may begin before `positions`.
-    pub(super) fn segments(
-        &self,
-        positions: &Range<usize>,
-        origin: usize,
-        slots: usize,
-    ) -> impl Iterator<Item = Segment> + use<> {
-        let together = self.tokens.unwrap_or(1);
-        let Range { start, end } = *positions;
-        let mut next = start / SEGMENT * SEGMENT;
-        let all = std::iter::from_fn(move || {
-            if next >= end {
-                return None;
-            }
-            let position = next;
-            let slot = (position as i64 - origin as i64).rem_euclid(slots as i64) as usize;
-            let whole = SEGMENT - position % SEGMENT;
-            let group = if together == 1 { whole } else { together - slot % together };
-            let len = whole.min(group).min(slots - slot).min(end - position);
-            next += len;
-            Some(Segment { position, slot, len })
-        });
-        all.filter(move |segment| segment.position + segment.len > start)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attention of a few queries over a range of positions.
+//! Attention of a few queries over a range of positions: all scores, then all weights, then all values.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -9,13 +9,15 @@ use std::ops::Range;
 use kiln_simd::{Lanes, Work};
 
 use super::{
-    codes::{Codes, LANES, SEGMENT},
+    codes::Codes,
+    dense::{Bfloat16, Dense, DenseMixer, DenseScorer, Float16, Float32, Number, Numbers, Vectors},
     keys::Scorer,
+    segments::{LANES, SEGMENT, Segment, segments},
     values::Mixer,
 };
 use crate::functions::{exp, finite, tanh};
 
-/// Queries, and the packed keys and values that they attend over.
+/// Queries, and the keys and values that they attend over.
 #[derive(Debug)]
 pub struct Few<'a> {
     /// `[rows, head_dim]`, multiplied by the scale of attention.
@@ -23,8 +25,7 @@ pub struct Few<'a> {
     /// First and last position that each row sees.
     pub seen: Vec<(i32, i32)>,
     pub softcap: Option<f32>,
-    pub keys: Codes<'a>,
-    pub values: Codes<'a>,
+    pub source: Source<'a>,
     /// Position in the first slot, and number of slots.
     pub origin: usize,
     pub slots: usize,
@@ -33,10 +34,34 @@ pub struct Few<'a> {
     pub part: &'a mut [f32],
 }
 
+/// Keys and values, in the form in which a buffer holds them.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    Dense(Dense<'a>),
+    Packed { keys: Codes<'a>, values: Codes<'a> },
+}
+
 /// Computes the partial attention of each row over the positions. The bits of a row do not depend on the
 /// other rows.
 pub fn attend(few: Few<'_>) {
     kiln_simd::run(few);
+}
+
+/// Computes the scores of several queries over the same keys.
+pub(super) trait Scores {
+    /// Writes the scores of a segment, `stride` numbers apart from row to row. Numbers after them, up to
+    /// [`SEGMENT`], are overwritten with anything.
+    fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize);
+}
+
+/// Sums weighted values.
+pub(super) trait Mixes {
+    /// Adds the values of a segment. `weights` begin with those of its tokens, `stride` numbers apart from
+    /// row to row.
+    fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize);
+
+    /// Writes the sums of a row, as wide as a value.
+    fn write(&self, row: usize, mixed: &mut [f32]);
 }
 
 impl Work for Few<'_> {
@@ -44,22 +69,64 @@ impl Work for Few<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { queries, seen, softcap, keys, values, origin, slots, positions, part } = self;
+        match self.source {
+            Source::Packed { keys, values } => {
+                let (scorer, mixer) = (Scorer::new(keys, &self.queries), Mixer::new(values, self.seen.len()));
+                let together = [keys.tokens, values.tokens].map(|tokens| tokens.unwrap_or(1));
+                self.over(lanes, scorer, mixer, together, values.head_dim);
+            }
+            Source::Dense(dense) => match dense.numbers {
+                Numbers::Float32(numbers) => self.over_dense::<L, Float32>(lanes, numbers, dense),
+                Numbers::Float16(numbers) => self.over_dense::<L, Float16>(lanes, numbers, dense),
+                Numbers::Bfloat16(numbers) => self.over_dense::<L, Bfloat16>(lanes, numbers, dense),
+            },
+        }
+    }
+}
+
+impl Few<'_> {
+    #[inline(always)]
+    fn over_dense<L: Lanes, N: Number>(self, lanes: L, [keys, values]: [&[N::Stored]; 2], dense: Dense<'_>) {
+        let Dense { widths, strides, latent, .. } = dense;
+        let keys = Vectors::<N>::new(keys, widths[0], strides[0]);
+        let values = || Vectors::<N>::new(values, widths[1], strides[1]);
+        let parts = if latent { vec![keys, values()] } else { vec![keys] };
+        let rows = self.seen.len();
+        let scorer = DenseScorer::new(parts, &self.queries, rows);
+        self.over(lanes, scorer, DenseMixer::new(values(), rows), [1, 1], widths[1]);
+    }
+
+    /// `together`: number of tokens that share the scales of keys, and of values. `width`: that of a value.
+    #[inline(always)]
+    fn over<L: Lanes>(
+        self,
+        lanes: L,
+        mut scorer: impl Scores,
+        mut mixer: impl Mixes,
+        together: [usize; 2],
+        width: usize,
+    ) {
+        let Self { queries: _, seen, softcap, source, origin, slots, positions, part } = self;
         let rows = seen.len();
         let base = positions.start / SEGMENT * SEGMENT;
         let places = (positions.end - base).next_multiple_of(LANES);
         // A segment writes a whole one, even if it is shorter.
         let stride = places + SEGMENT;
         let mut scores = vec![0.0; rows * stride];
-        let mut scorer = Scorer::new(keys, &queries);
-        for segment in keys.segments(&positions, origin, slots) {
+        // Slots of positions that nobody sees may hold anything, and NaN times 0 is not 0.
+        let seen_from = match source {
+            Source::Dense(_) => positions.start,
+            Source::Packed { .. } => base,
+        };
+        let cut = |segment: Segment| segment.from(seen_from);
+        for segment in segments(&positions, origin, slots, together[0]).map(cut) {
             scorer.write(lanes, segment, &mut scores[segment.position - base..], stride);
         }
         for ((scores, (from, to)), part) in
-            scores.chunks_exact_mut(stride).zip(&seen).zip(part.chunks_exact_mut(values.head_dim + 2))
+            scores.chunks_exact_mut(stride).zip(&seen).zip(part.chunks_exact_mut(width + 2))
         {
-            let (scores, behind) = scores.split_at_mut(places);
-            behind.fill(0.0);
+            let (scores, after) = scores.split_at_mut(places);
+            after.fill(0.0);
             if let Some(cap) = softcap {
                 for score in scores.iter_mut() {
                     *score = tanh(*score / cap) * cap;
@@ -73,11 +140,10 @@ impl Work for Few<'_> {
             scores[end..].fill(f32::NEG_INFINITY);
             (part[0], part[1]) = weigh(scores);
         }
-        let mut mixer = Mixer::new(values, rows);
-        for segment in values.segments(&positions, origin, slots) {
+        for segment in segments(&positions, origin, slots, together[1]).map(cut) {
             mixer.add(lanes, segment, &scores[segment.position - base..], stride);
         }
-        for (r, part) in part.chunks_exact_mut(values.head_dim + 2).take(rows).enumerate() {
+        for (r, part) in part.chunks_exact_mut(width + 2).take(rows).enumerate() {
             mixer.write(r, &mut part[2..]);
         }
     }

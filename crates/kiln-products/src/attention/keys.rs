@@ -11,7 +11,11 @@
 
 use kiln_simd::{Lanes, Work};
 
-use super::codes::{Codes, LANES, Run, SEGMENT, Segment, dot};
+use super::{
+    codes::{Codes, Run, dot},
+    few::Scores,
+    segments::{LANES, SEGMENT, Segment},
+};
 
 /// Number of keys that are transposed at a time: two vectors of them.
 const TILE: usize = 2 * LANES;
@@ -58,19 +62,6 @@ impl<'a> Scorer<'a> {
         let (scaled, of_groups) = (shrunk.clone(), vec![1.0; keys.groups * SEGMENT]);
         let (scales, offsets, block) = (of_groups.clone(), of_groups, [[0; TILE]; LANES]);
         Self { keys, runs, rows, places, queries, shrunk, scaled, sums, scales, offsets, block }
-    }
-
-    /// Writes the scores of a segment, `stride` numbers apart from row to row. Numbers after them, up to
-    /// [`SEGMENT`], are overwritten with anything.
-    #[inline(always)]
-    pub(super) fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
-        match self.keys.bits {
-            1 => self.write_bits::<L, 1, 32, 4>(lanes, segment, scores, stride),
-            2 => self.write_bits::<L, 2, 16, 4>(lanes, segment, scores, stride),
-            3 => self.write_bits::<L, 3, 10, 5>(lanes, segment, scores, stride),
-            4 => self.write_bits::<L, 4, 8, 4>(lanes, segment, scores, stride),
-            _ => self.write_bits::<L, 8, 4, 2>(lanes, segment, scores, stride),
-        }
     }
 
     #[inline(always)]
@@ -176,6 +167,19 @@ impl<'a> Scorer<'a> {
             lanes.call(Together::<BITS, CODES, SHIFT, M, 1>(meeting));
         }
         M
+    }
+}
+
+impl Scores for Scorer<'_> {
+    #[inline(always)]
+    fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
+        match self.keys.bits {
+            1 => self.write_bits::<L, 1, 32, 4>(lanes, segment, scores, stride),
+            2 => self.write_bits::<L, 2, 16, 4>(lanes, segment, scores, stride),
+            3 => self.write_bits::<L, 3, 10, 5>(lanes, segment, scores, stride),
+            4 => self.write_bits::<L, 4, 8, 4>(lanes, segment, scores, stride),
+            _ => self.write_bits::<L, 8, 4, 2>(lanes, segment, scores, stride),
+        }
     }
 }
 

@@ -1,11 +1,14 @@
-//! Attention of a few queries over packed keys and values, which are unpacked only in registers.
+//! Attention of a few queries over keys and values. Packed ones are unpacked only in registers.
 
 mod codes;
+mod dense;
 mod few;
 mod keys;
+mod segments;
 mod values;
 
 pub use self::{
     codes::{Codes, Layout, affine},
-    few::{Few, attend},
+    dense::{Dense, Numbers},
+    few::{Few, Source, attend},
 };

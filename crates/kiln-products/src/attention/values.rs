@@ -11,7 +11,11 @@
 
 use kiln_simd::{Lanes, Work};
 
-use super::codes::{Codes, LANES, SEGMENT, Segment, dot, shift};
+use super::{
+    codes::{Codes, dot, shift},
+    few::Mixes,
+    segments::{LANES, SEGMENT, Segment},
+};
 
 /// Largest number of rows that are processed together.
 const ROWS: usize = 4;
@@ -63,19 +67,6 @@ impl<'a> Mixer<'a> {
             by_group: vec![0.0; SEGMENT * groups],
             weights: vec![[0.0; LANES]; SEGMENT * ROWS],
             last: Vec::new(),
-        }
-    }
-
-    /// Adds the values of a segment. `weights` begin with those of its tokens, `stride` numbers apart from
-    /// row to row.
-    #[inline(always)]
-    pub(super) fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
-        match self.values.bits {
-            1 => self.add_bits::<L, 1, 32, 4, 2>(lanes, segment, weights, stride),
-            2 => self.add_bits::<L, 2, 16, 4, 2>(lanes, segment, weights, stride),
-            3 => self.add_bits::<L, 3, 10, 5, 1>(lanes, segment, weights, stride),
-            4 => self.add_bits::<L, 4, 8, 4, 2>(lanes, segment, weights, stride),
-            _ => self.add_bits::<L, 8, 4, 2, 2>(lanes, segment, weights, stride),
         }
     }
 
@@ -223,10 +214,22 @@ impl<'a> Mixer<'a> {
             }
         }
     }
+}
 
-    /// Writes the sums of weighted values of a row, `[head_dim]`.
+impl Mixes for Mixer<'_> {
     #[inline(always)]
-    pub(super) fn write(&self, row: usize, mixed: &mut [f32]) {
+    fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
+        match self.values.bits {
+            1 => self.add_bits::<L, 1, 32, 4, 2>(lanes, segment, weights, stride),
+            2 => self.add_bits::<L, 2, 16, 4, 2>(lanes, segment, weights, stride),
+            3 => self.add_bits::<L, 3, 10, 5, 1>(lanes, segment, weights, stride),
+            4 => self.add_bits::<L, 4, 8, 4, 2>(lanes, segment, weights, stride),
+            _ => self.add_bits::<L, 8, 4, 2, 2>(lanes, segment, weights, stride),
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, row: usize, mixed: &mut [f32]) {
         let Self { values, tokens, columns, .. } = *self;
         let (width, codes, together) = (values.width, values.codes, values.together);
         let (bits, shift) = (values.bits, shift(values.bits));

@@ -1,5 +1,6 @@
 //! Attention on the CPU: division of rows and keys into pieces of work.
 
+mod few;
 mod packed;
 mod rows;
 mod scores;
@@ -13,6 +14,7 @@ use burn::{
 use bytemuck::Pod;
 
 use kiln_core::packed::Packing;
+use kiln_products::attention as products;
 
 use super::{Buffers, Limits, packed::AttentionPacked};
 use crate::runtime::{
@@ -67,7 +69,11 @@ impl Dense {
             from.map_or(held, |from| held.max(from))
         };
         let places = Places::new(positions, kept, limits.end, limits);
-        let tensors = [&buffers.keys, &buffers.values].map(|tensor| primitive(tensor.clone()));
+        let tensors = [&buffers.keys, &buffers.values].map(|tensor| {
+            let tensor = primitive(tensor.clone());
+            let [slots, numbers] = [2, 3].map(|dim| strides(&tensor)[dim]);
+            if slots >= 0 && numbers == 1 { tensor } else { tensor.to_contiguous() }
+        });
         Self { tensors, places, slots }
     }
 }
@@ -137,15 +143,15 @@ fn attend<E: Storage>(
     let q = View::of(q);
     let mut all = Vec::with_capacity(dense.len() + 1);
     for Dense { tensors, places, slots } in dense {
-        let [keys, values] = tensors.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
+        let kv = Source::Dense(tensors.each_ref().map(View::of));
         let (places, slots) = (places.clone(), *slots);
-        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few, latent });
+        all.push(Given { q, kv, places, group, slots, head_dim, width, are_few, latent });
     }
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
-        let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
-            .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
+        let both = [([k, ks], packings[0]), ([v, vs], packings[1])];
+        let kv = Source::Packed(both.map(|(tensors, packing)| PackedView::of(tensors, packing)));
         let (places, slots) = (places.clone(), *slots);
-        all.push(Given { q, keys, values, places, group, slots, head_dim, width, are_few, latent });
+        all.push(Given { q, kv, places, group, slots, head_dim, width, are_few, latent });
     }
     let mut y = vec![E::default(); batch * heads * new * width];
 
@@ -291,8 +297,7 @@ impl Places {
 
 struct Given<'a, E> {
     q: View<'a, E>,
-    keys: Source<'a, E>,
-    values: Source<'a, E>,
+    kv: Source<'a, E>,
     places: Places,
     group: usize,
     slots: usize,
@@ -305,7 +310,7 @@ struct Given<'a, E> {
     latent: bool,
 }
 
-impl<E> Given<'_, E> {
+impl<E: Storage> Given<'_, E> {
     fn limits(&self) -> Limits {
         self.places.limits
     }
@@ -324,31 +329,82 @@ impl<E> Given<'_, E> {
         from..from.max(to + 1)
     }
 
+    /// Whether [`few`] computes a block of `rows` rows: if no query may depend on the others, and if vectors
+    /// of rows would be partly empty. It does not compute packed latents.
+    fn is_few(&self, rows: usize) -> bool {
+        let is_packed = matches!(self.kv, Source::Packed(_));
+        (self.are_few || rows <= 8) && !(self.latent && is_packed)
+    }
+
+    /// The keys and values of a head, from the first slot of `row` on.
+    fn source(&self, row: usize, kv_head: usize) -> products::Source<'_> {
+        let at = [row, kv_head, self.places.rows[row].base];
+        match &self.kv {
+            Source::Dense(both) => products::Source::Dense(products::Dense {
+                numbers: E::attended(both.map(|view| &view.numbers[view.place(at) as usize..])),
+                widths: [self.key_dim(), self.width],
+                strides: both.map(|view| view.strides[2].unsigned_abs()),
+                latent: self.latent,
+            }),
+            Source::Packed([keys, values]) => products::Source::Packed {
+                keys: keys.codes(row, kv_head, self.head_dim),
+                values: values.codes(row, kv_head, self.width),
+            },
+        }
+    }
+
+    /// Width of a key.
+    fn key_dim(&self) -> usize {
+        if self.latent { self.head_dim - self.width } else { self.head_dim }
+    }
+
     fn slot(&self, position: i32) -> usize {
         (position - self.places.limits.origin).rem_euclid(self.slots as i32) as usize
     }
 }
 
-/// The tensors that vectors are read from.
+/// The tensors that keys and values are read from.
 enum Source<'a, E> {
-    Dense(View<'a, E>),
-    Packed(PackedView<'a>),
+    Dense([View<'a, E>; 2]),
+    Packed([PackedView<'a>; 2]),
 }
 
+/// Index of keys, and of values.
+const KEYS: usize = 0;
+const VALUES: usize = 1;
+
 impl<E: Storage> Source<'_, E> {
-    /// The vectors in `n` slots, in float32, `width` numbers each: `dim`, then zeros.
+    /// The keys or values in `n` slots, in float32, `width` numbers each: `dim`, then zeros.
     #[inline(always)]
-    fn vectors<'b>(&'b self, at: [usize; 3], sizes: [usize; 3], made: &'b mut Vec<f32>) -> Vectors<'b> {
+    fn vectors<'b>(
+        &'b self,
+        which: usize,
+        at: [usize; 3],
+        sizes: [usize; 3],
+        made: &'b mut Vec<f32>,
+    ) -> Vectors<'b> {
         match self {
-            Self::Dense(view) => view.vectors(at, sizes, made),
-            Self::Packed(view) => {
+            Self::Dense(both) => both[which].vectors(at, sizes, made),
+            Self::Packed(both) => {
                 let [n, _, width] = sizes;
                 made.resize(n * width, 0.0);
-                view.read(at, sizes, made);
+                both[which].read(at, sizes, made);
                 Vectors { numbers: made, stride: width }
             }
         }
     }
+}
+
+/// The distances between neighbours in each dimension of a tensor.
+fn strides(tensor: &FlexTensor) -> [isize; 4] {
+    let (layout, dim) = (tensor.layout(), 3);
+    let mut strides = [0; 4];
+    strides.copy_from_slice(layout.strides());
+    // A dimension of one number is contiguous.
+    if layout.shape()[dim] == 1 {
+        strides[dim] = 1;
+    }
+    strides
 }
 
 /// A view of a tensor of the backend.
@@ -361,14 +417,8 @@ struct View<'a, E> {
 
 impl<'a, E: Element + Pod> View<'a, E> {
     fn of(tensor: &'a FlexTensor) -> Self {
-        let (layout, dim) = (tensor.layout(), 3);
-        let mut strides = [0; 4];
-        strides.copy_from_slice(layout.strides());
-        // A dimension of one number is contiguous.
-        if layout.shape()[dim] == 1 {
-            strides[dim] = 1;
-        }
-        Self { numbers: tensor.storage(), start: layout.start_offset() as isize, strides }
+        let start = tensor.layout().start_offset() as isize;
+        Self { numbers: tensor.storage(), start, strides: strides(tensor) }
     }
 
     fn place(&self, at: [usize; 3]) -> isize {

@@ -1,13 +1,11 @@
-//! Packed keys and values: a few queries go over the codes, many go over unpacked numbers, which stay in the
-//! CPU caches.
-
-use std::ops::Range;
+//! Packed keys and values. Few queries go over the codes; many go over unpacked numbers, which stay in the
+//! caches of the CPU.
 
 use burn::backend::flex::FlexTensor;
 use kiln_core::packed::{Along, Packing};
-use kiln_products::attention::{Codes, Few, Layout, affine, attend};
+use kiln_products::attention::{Codes, Layout, affine};
 
-use super::{Block, Given, Storage, View};
+use super::View;
 
 /// A packed buffer of the backend.
 #[derive(Clone, Copy)]
@@ -25,7 +23,7 @@ impl<'a> PackedView<'a> {
     }
 
     /// The codes of a head.
-    fn codes(&self, row: usize, head: usize, head_dim: usize) -> Codes<'_> {
+    pub(super) fn codes(&self, row: usize, head: usize, head_dim: usize) -> Codes<'_> {
         let [words, scales] = [&self.codes, &self.scales].map(|view| {
             let words = &view.numbers[view.place([row, head, 0]) as usize..];
             bytemuck::cast_slice(words)
@@ -123,36 +121,4 @@ impl<'a> PackedView<'a> {
 #[inline(always)]
 fn codes_of<const BITS: usize, const CODES: usize>(word: i32) -> [f32; CODES] {
     std::array::from_fn(|i| ((word as u32 >> (i * BITS)) & ((1 << BITS) - 1)) as i32 as f32)
-}
-
-/// Computes the part of the result that some positions give for the queries of a block, as a
-/// [`Mixed::Part`](super::rows::Mixed::Part).
-pub(super) fn attend_few<E: Storage>(
-    given: &Given<'_, E>,
-    [keys, values]: [&PackedView<'_>; 2],
-    block: &Block,
-    positions: Range<i32>,
-    part: &mut [f32],
-) {
-    let Block { row, kv_head, ref queries } = *block;
-    let (dim, new, limits) = (given.head_dim, queries.len(), given.limits());
-    let rows = given.group * new;
-    let (mut vectors, mut seen) = (vec![0.0; rows * dim], Vec::with_capacity(rows));
-    for (r, vector) in vectors.chunks_exact_mut(dim).enumerate() {
-        let (head, query) = (kv_head * given.group + r / new, queries.start + r % new);
-        given.q.read([row, head, query], vector);
-        vector.iter_mut().for_each(|x| *x *= limits.scale);
-        seen.push(given.seen(row, query));
-    }
-    attend(Few {
-        queries: vectors,
-        seen,
-        softcap: limits.softcap,
-        keys: keys.codes(row, kv_head, dim),
-        values: values.codes(row, kv_head, given.width),
-        origin: limits.origin as usize,
-        slots: given.slots,
-        positions: positions.start as usize..positions.end as usize,
-        part,
-    });
 }

@@ -11,9 +11,9 @@ use kiln_products::functions::{exp, finite, tanh};
 use pulp::{Simd, WithSimd};
 
 use super::{
-    Block, Given, Source, Storage,
-    packed::attend_few,
-    scores::{Vectors, score_few, score_many},
+    Block, Given, KEYS, Storage, VALUES,
+    few::attend_few,
+    scores::{Vectors, score_many},
 };
 
 /// Keys at a time. The keys, their values and their scores stay in the CPU caches. Blocks begin at multiples
@@ -45,22 +45,17 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { given, block, keys, result } = self;
-        let result = match (result, &given.keys, &given.values) {
-            (Mixed::Part(part), Source::Packed(k), Source::Packed(v)) if given.are_few && !given.latent => {
-                return attend_few(given, [k, v], &block, keys, part);
-            }
-            (result, ..) => result,
-        };
+        if given.is_few(given.group * block.queries.len()) {
+            return result.write_few(given, &block, keys);
+        }
         let Block { row, kv_head, queries: block } = block;
         let (limits, new, dim) = (given.limits(), block.len(), given.head_dim);
         let (rows, base) = (given.group * new, given.places.rows[row].base);
         // Scores are `[keys, columns]`, with a column for each row, padded to whole vectors.
         let columns = rows.next_multiple_of(S::F32_LANES);
-        let [query_width, width] = [dim, given.width].map(|width| width.next_multiple_of(S::F32_LANES));
-        // Few rows would leave vectors of rows partly empty; vectors of dimensions are full.
-        let few = given.are_few || 2 * rows <= S::F32_LANES;
+        let width = given.width.next_multiple_of(S::F32_LANES);
 
-        let mut queries = vec![0.0; if few { rows * query_width } else { dim * columns }];
+        let mut queries = vec![0.0; dim * columns];
         let mut query = vec![0.0; dim];
         let (mut from, mut to) = (vec![i32::MIN; columns], vec![i32::MAX; columns]);
         for r in 0..rows {
@@ -68,8 +63,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             (from[r], to[r]) = given.seen(row, i);
             given.q.read([row, head, i], &mut query);
             for d in 0..dim {
-                let at = if few { r * query_width + d } else { d * columns + r };
-                queries[at] = query[d] * limits.scale;
+                queries[d * columns + r] = query[d] * limits.scale;
             }
         }
         let all_see = given.seen(row, block.end - 1).0..=given.seen(row, block.start).1;
@@ -82,7 +76,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         };
         let mut scores = vec![0.0; BLOCK * columns];
         let (mut packed_keys, mut packed_values, mut both) = (Vec::new(), Vec::new(), Vec::new());
-        let key_dim = if given.latent { dim - given.width } else { dim };
+        let key_dim = given.key_dim();
         let mut position = keys.start;
         while position < keys.end {
             let n = (BLOCK - position as usize % BLOCK).min((keys.end - position) as usize);
@@ -99,9 +93,10 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     continue;
                 }
                 let scores = &mut scores[part.start * columns..part.end * columns];
-                let mut vectors = given.keys.vectors(at, [n, key_dim, key_dim], &mut packed_keys);
+                let mut vectors = given.kv.vectors(KEYS, at, [n, key_dim, key_dim], &mut packed_keys);
                 if given.latent {
-                    let values = given.values.vectors(at, [n, given.width, given.width], &mut packed_values);
+                    let values =
+                        given.kv.vectors(VALUES, at, [n, given.width, given.width], &mut packed_values);
                     both.resize(n * dim, 0.0);
                     for (i, both) in both.chunks_exact_mut(dim).enumerate() {
                         let (key, value) = both.split_at_mut(key_dim);
@@ -110,11 +105,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     }
                     vectors = Vectors { numbers: &both, stride: dim };
                 }
-                if few {
-                    score_few(simd, vectors, &queries, scores, [n, dim, rows, columns]);
-                } else {
-                    score_many(simd, vectors, &queries, scores, [n, dim, columns]);
-                }
+                score_many(simd, vectors, &queries, scores, [n, dim, columns]);
             }
             if let Some(cap) = limits.softcap {
                 for score in scores.iter_mut() {
@@ -135,7 +126,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     continue;
                 }
                 let weights = &scores[part.start * columns..part.end * columns];
-                let values = given.values.vectors(at, [n, given.width, width], &mut packed_values);
+                let values = given.kv.vectors(VALUES, at, [n, given.width, width], &mut packed_values);
                 state.mix(simd, weights, values, [rows, columns, width]);
                 state.shrunk.fill(1.0);
             }
@@ -146,6 +137,24 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
 }
 
 impl<E: Storage> Mixed<'_, E> {
+    /// Writes the result of a block of few rows.
+    fn write_few(self, given: &Given<'_, E>, block: &Block, keys: Range<i32>) {
+        let (dim, new) = (given.width, block.queries.len());
+        let mut heads = match self {
+            Self::Part(part) => return attend_few(given, block, keys, part),
+            Self::Whole(heads) => heads,
+        };
+        let mut whole = vec![0.0; given.group * new * (dim + 2)];
+        attend_few(given, block, keys, &mut whole);
+        for (r, row) in whole.chunks_exact_mut(dim + 2).enumerate() {
+            let (state, vector) = row.split_at_mut(2);
+            // A row that sees nothing gives 0.
+            let scale = if state[1] == 0.0 { 0.0 } else { 1.0 / state[1] };
+            vector.iter_mut().for_each(|number| *number *= scale);
+            E::narrow(vector, &mut heads[r / new][r % new * dim..][..dim]);
+        }
+    }
+
     #[inline(always)]
     fn write(self, state: &State, [new, dim, rows, width]: [usize; 4]) {
         match self {

@@ -1,0 +1,387 @@
+//! Keys and values as numbers: float32, float16 or bfloat16.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
+
+use std::ops::Range;
+
+use kiln_simd::{Lanes, Work};
+
+use super::{
+    few::{Mixes, Scores},
+    segments::{LANES, Segment},
+};
+
+/// Number of keys whose sums are in registers together.
+const KEYS: usize = 4;
+
+/// Number of keys that stay in the first-level cache while all rows pass by.
+const TILE: usize = 16;
+
+/// Keys and values of one head, slot by slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Dense<'a> {
+    pub numbers: Numbers<'a>,
+    /// Widths of a key and of a value.
+    pub widths: [usize; 2],
+    /// Distance from one key to the next, and from one value to the next.
+    pub strides: [usize; 2],
+    /// Whether each key is followed by its value, so that queries are as wide as both.
+    pub latent: bool,
+}
+
+/// Keys and values of one type; 16-bit numbers are given by their bits.
+#[derive(Clone, Copy, Debug)]
+pub enum Numbers<'a> {
+    Float32([&'a [f32]; 2]),
+    Float16([&'a [u16]; 2]),
+    Bfloat16([&'a [u16]; 2]),
+}
+
+/// A type of numbers.
+pub(super) trait Number: Copy {
+    type Stored: Copy + Default;
+
+    fn read<L: Lanes>(lanes: L, numbers: &[Self::Stored; LANES]) -> L::Floats;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Float32;
+
+#[derive(Clone, Copy)]
+pub(super) struct Float16;
+
+#[derive(Clone, Copy)]
+pub(super) struct Bfloat16;
+
+impl Number for Float32 {
+    type Stored = f32;
+
+    #[inline(always)]
+    fn read<L: Lanes>(lanes: L, numbers: &[f32; LANES]) -> L::Floats {
+        lanes.floats(numbers)
+    }
+}
+
+impl Number for Float16 {
+    type Stored = u16;
+
+    #[inline(always)]
+    fn read<L: Lanes>(lanes: L, numbers: &[u16; LANES]) -> L::Floats {
+        lanes.halves(numbers)
+    }
+}
+
+impl Number for Bfloat16 {
+    type Stored = u16;
+
+    #[inline(always)]
+    fn read<L: Lanes>(lanes: L, numbers: &[u16; LANES]) -> L::Floats {
+        lanes.bfloats(numbers)
+    }
+}
+
+/// Vectors, each `stride` numbers after the previous one.
+pub(super) struct Vectors<'a, N: Number> {
+    numbers: &'a [N::Stored],
+    width: usize,
+    stride: usize,
+}
+
+impl<'a, N: Number> Vectors<'a, N> {
+    pub(super) fn new(numbers: &'a [N::Stored], width: usize, stride: usize) -> Self {
+        Self { numbers, width, stride }
+    }
+
+    /// The part of the vector in `slot`.
+    #[inline(always)]
+    fn part(&self, slot: usize, part: Range<usize>) -> &'a [N::Stored] {
+        &self.numbers[slot * self.stride..][part]
+    }
+}
+
+/// The last numbers of a vector, followed by zeros.
+#[inline(always)]
+fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
+    let mut padded = [T::default(); LANES];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
+}
+
+/// Computes the scores of several queries over the same keys. The score of a query and a key has the same
+/// bits whatever is computed beside it.
+pub(super) struct DenseScorer<'a, N: Number> {
+    /// The vectors that a key consists of.
+    parts: Vec<Vectors<'a, N>>,
+    /// For each part `[rows, width]`, in whole vectors.
+    queries: Vec<Vec<[f32; LANES]>>,
+    rows: usize,
+}
+
+impl<'a, N: Number> DenseScorer<'a, N> {
+    /// Prepares queries `[rows, width]`, as wide as all parts.
+    pub(super) fn new(parts: Vec<Vectors<'a, N>>, queries: &[f32], rows: usize) -> Self {
+        let width = queries.len() / rows.max(1);
+        let mut first = 0;
+        let of_part = |part: &Vectors<'_, N>| {
+            let own = queries.chunks_exact(width).map(|query| &query[first..first + part.width]);
+            let vectors = own.flat_map(|query| query.chunks(LANES).map(padded)).collect();
+            first += part.width;
+            vectors
+        };
+        let queries = parts.iter().map(of_part).collect();
+        Self { parts, queries, rows }
+    }
+}
+
+impl<N: Number> Scores for DenseScorer<'_, N> {
+    #[inline(always)]
+    fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
+        for (index, (part, queries)) in self.parts.iter().zip(&self.queries).enumerate() {
+            for first in (0..segment.len).step_by(TILE) {
+                let tile = Tile {
+                    part,
+                    queries,
+                    slot: segment.slot + first,
+                    len: TILE.min(segment.len - first),
+                    is_first: index == 0,
+                    stride,
+                };
+                let mut row = 0;
+                while row < self.rows {
+                    let scores = &mut scores[row * stride + first..];
+                    row += match self.rows - row {
+                        4.. if L::REGISTERS >= 32 => tile.score::<L, 4>(lanes, row, scores),
+                        3.. if L::REGISTERS >= 32 => tile.score::<L, 3>(lanes, row, scores),
+                        2.. if L::REGISTERS >= 32 => tile.score::<L, 2>(lanes, row, scores),
+                        _ => tile.score::<L, 1>(lanes, row, scores),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Adjacent keys, and the queries of all rows.
+struct Tile<'a, N: Number> {
+    part: &'a Vectors<'a, N>,
+    queries: &'a [[f32; LANES]],
+    slot: usize,
+    len: usize,
+    /// Whether scores are written instead of added to.
+    is_first: bool,
+    stride: usize,
+}
+
+impl<N: Number> Tile<'_, N> {
+    /// Computes the scores of M rows from `row` on. Returns M.
+    #[inline(always)]
+    fn score<L: Lanes, const M: usize>(&self, lanes: L, row: usize, scores: &mut [f32]) -> usize {
+        let vectors = self.part.width.div_ceil(LANES);
+        let mut queries = [&[][..]; M];
+        for m in 0..M {
+            queries[m] = &self.queries[(row + m) * vectors..][..vectors];
+        }
+        lanes.call(Dots { tile: self, queries, ahead: row == 0, scores });
+        M
+    }
+}
+
+/// The scores of M rows.
+struct Dots<'a, N: Number, const M: usize> {
+    tile: &'a Tile<'a, N>,
+    queries: [&'a [[f32; LANES]]; M],
+    /// Whether later keys are requested from memory.
+    ahead: bool,
+    scores: &'a mut [f32],
+}
+
+impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { tile: &Tile { part, slot, len, is_first, stride, .. }, queries, ahead, scores } = self;
+        let whole = part.width / LANES;
+        for first in (0..len).step_by(KEYS) {
+            let (mut keys, mut vectors) = ([&[][..]; KEYS], [&[][..]; KEYS]);
+            for n in 0..KEYS {
+                // Past the last key, it is scored again, and nobody reads that.
+                keys[n] = part.part(slot + (first + n).min(len - 1), 0..part.width);
+                vectors[n] = &keys[n].as_chunks::<LANES>().0[..whole];
+                if ahead {
+                    lanes.prefetch(keys[n]);
+                }
+            }
+            let mut sums = [[lanes.splat(0.0); KEYS]; M];
+            for i in 0..whole {
+                let mut of_rows = [lanes.splat(0.0); M];
+                for m in 0..M {
+                    of_rows[m] = lanes.floats(&queries[m][i]);
+                }
+                for n in 0..KEYS {
+                    let key = N::read(lanes, &vectors[n][i]);
+                    for m in 0..M {
+                        sums[m][n] = lanes.mul_add(key, of_rows[m], sums[m][n]);
+                    }
+                }
+            }
+            if whole * LANES < part.width {
+                for n in 0..KEYS {
+                    let key = N::read(lanes, &padded(&keys[n][whole * LANES..]));
+                    for m in 0..M {
+                        sums[m][n] = lanes.mul_add(key, lanes.floats(&queries[m][whole]), sums[m][n]);
+                    }
+                }
+            }
+            for m in 0..M {
+                let sums = lanes.sums(sums[m]);
+                let scores = &mut scores[m * stride + first..][..KEYS];
+                for n in 0..KEYS {
+                    scores[n] = if is_first { sums[n] } else { scores[n] + sums[n] };
+                }
+            }
+        }
+    }
+}
+
+/// Sums of weighted values. The sums of a row have the same bits whatever is computed beside them.
+pub(super) struct DenseMixer<'a, N: Number> {
+    values: Vectors<'a, N>,
+    rows: usize,
+    /// `[rows, width]`, in whole vectors.
+    mixed: Vec<[f32; LANES]>,
+}
+
+impl<'a, N: Number> DenseMixer<'a, N> {
+    pub(super) fn new(values: Vectors<'a, N>, rows: usize) -> Self {
+        let mixed = vec![[0.0; LANES]; rows * values.width.div_ceil(LANES)];
+        Self { values, rows, mixed }
+    }
+
+    /// Adds C vectors of the values of a segment from `column` on. Returns C.
+    #[inline(always)]
+    fn add_columns<L: Lanes, const C: usize>(
+        &mut self,
+        lanes: L,
+        segment: Segment,
+        weights: &[f32],
+        [column, stride]: [usize; 2],
+    ) -> usize {
+        let mut row = 0;
+        while row < self.rows {
+            let weights = &weights[row * stride..];
+            let place = [row, column, stride];
+            row += match self.rows - row {
+                4.. if L::REGISTERS >= 32 => self.add_rows::<L, 4, C>(lanes, segment, weights, place),
+                3.. if L::REGISTERS >= 32 => self.add_rows::<L, 3, C>(lanes, segment, weights, place),
+                2.. => self.add_rows::<L, 2, C>(lanes, segment, weights, place),
+                _ => self.add_rows::<L, 1, C>(lanes, segment, weights, place),
+            };
+        }
+        C
+    }
+
+    #[inline(always)]
+    fn add_rows<L: Lanes, const M: usize, const C: usize>(
+        &mut self,
+        lanes: L,
+        segment: Segment,
+        weights: &[f32],
+        [row, column, stride]: [usize; 3],
+    ) -> usize {
+        let vectors = self.values.width.div_ceil(LANES);
+        let mixed = &mut self.mixed[row * vectors + column..];
+        lanes.call(Mix::<N, M, C> {
+            values: &self.values,
+            segment,
+            column,
+            ahead: row == 0,
+            weights,
+            stride,
+            mixed,
+            vectors,
+        });
+        M
+    }
+}
+
+impl<N: Number> Mixes for DenseMixer<'_, N> {
+    #[inline(always)]
+    fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
+        let vectors = self.values.width.div_ceil(LANES);
+        let mut column = 0;
+        while column < vectors {
+            let place = [column, stride];
+            // A vector that is not whole is the last, alone.
+            column += match self.values.width / LANES - column.min(self.values.width / LANES) {
+                4.. if L::REGISTERS >= 32 => self.add_columns::<L, 4>(lanes, segment, weights, place),
+                2.. => self.add_columns::<L, 2>(lanes, segment, weights, place),
+                _ => self.add_columns::<L, 1>(lanes, segment, weights, place),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, row: usize, mixed: &mut [f32]) {
+        let vectors = self.values.width.div_ceil(LANES);
+        let sums = self.mixed[row * vectors..][..vectors].as_flattened();
+        mixed.copy_from_slice(&sums[..mixed.len()]);
+    }
+}
+
+/// M rows and C vectors of values.
+struct Mix<'a, N: Number, const M: usize, const C: usize> {
+    values: &'a Vectors<'a, N>,
+    segment: Segment,
+    column: usize,
+    /// Whether later values are requested from memory.
+    ahead: bool,
+    weights: &'a [f32],
+    stride: usize,
+    mixed: &'a mut [[f32; LANES]],
+    vectors: usize,
+}
+
+impl<N: Number, const M: usize, const C: usize> Work for Mix<'_, N, M, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { values, segment, column, ahead, weights, stride, mixed, vectors } = self;
+        let mut sums = [[lanes.splat(0.0); C]; M];
+        let mut of_rows = [&[][..]; M];
+        for m in 0..M {
+            of_rows[m] = &weights[m * stride..][..segment.len];
+            for c in 0..C {
+                sums[m][c] = lanes.floats(&mixed[m * vectors + c]);
+            }
+        }
+        let (start, end) = (column * LANES, values.width.min((column + C) * LANES));
+        for key in 0..segment.len {
+            let value = values.part(segment.slot + key, start..end);
+            if ahead {
+                lanes.prefetch(value);
+            }
+            if let Some(value) = value.as_chunks::<LANES>().0.first_chunk::<C>() {
+                for c in 0..C {
+                    let value_of = N::read(lanes, &value[c]);
+                    for m in 0..M {
+                        sums[m][c] = lanes.mul_add(lanes.splat(of_rows[m][key]), value_of, sums[m][c]);
+                    }
+                }
+            } else {
+                let value = N::read(lanes, &padded(value));
+                for m in 0..M {
+                    sums[m][0] = lanes.mul_add(lanes.splat(of_rows[m][key]), value, sums[m][0]);
+                }
+            }
+        }
+        for m in 0..M {
+            for c in 0..C {
+                mixed[m * vectors + c] = lanes.array(sums[m][c]);
+            }
+        }
+    }
+}
