@@ -58,16 +58,15 @@ fn run<L: Lanes, P: Packed>(lanes: L, x: &[f32; RUN], offset: i32) -> Run {
     let halves = x.as_chunks().0;
     let x = [lanes.floats(&halves[0]), lanes.floats(&halves[1])];
     let scale = lanes.largest(x) / 127.0;
-    let inverse = lanes.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+    // Numbers so small that the inverse would be infinite are rounded to 0.
+    let inverse = lanes.splat(if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 });
     let (first, first_sum) = lanes.rounded(lanes.mul(x[0], inverse));
     let (last, last_sum) = lanes.rounded(lanes.mul(x[1], inverse));
-    // Sums wrap only if numbers are infinite, and then so is the scale.
-    let of_groups =
-        if P::GROUPS == 1 { [first_sum.wrapping_add(last_sum), 0] } else { [first_sum, last_sum] };
+    let of_groups = if P::GROUPS == 1 { [first_sum + last_sum, 0] } else { [first_sum, last_sum] };
     let (mut starts, mut sums) = ([0; 2], [0.0; 2]);
     for group in 0..2 {
         let sum = of_groups[group];
-        starts[group] = sum.wrapping_mul(-offset);
+        starts[group] = -offset * sum;
         sums[group] = if P::HAS_ZEROS { sum as f32 } else { scale * sum as f32 };
     }
     Run { quads: bytemuck::cast([first, last]), scale, starts, sums }

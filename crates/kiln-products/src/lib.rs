@@ -1,5 +1,5 @@
-//! Products of vectors with packed matrices, and attention of a few queries, on the CPU. Packed numbers are
-//! computed with directly from their codes.
+//! Products of vectors with packed matrices, and attention of a few queries, on the CPU. Products with packed
+//! numbers are computed from their codes.
 //!
 //! Decoding reads every weight once per token, so it takes as long as reading does: fewer bits are faster. A
 //! lane is a row of the matrix ([`kiln_simd`]). A single vector is multiplied by codes as they are read from

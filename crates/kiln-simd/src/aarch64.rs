@@ -6,8 +6,8 @@
 
 use std::arch::{
     aarch64::{
-        float32x4_t, int8x16_t, int32x4_t, uint32x4_t, vabsq_f32, vaddq_f32, vaddq_s32, vaddq_u32,
-        vaddvq_s32, vandq_u32, vcombine_s8, vcombine_s16, vcvt_f32_f16, vcvtnq_s32_f32, vcvtq_f32_s32,
+        float32x4_t, int8x16_t, int32x4_t, uint32x4_t, vabsq_f32, vaddlvq_s8, vaddq_f32, vaddq_s32,
+        vaddq_u32, vandq_u32, vcombine_s8, vcombine_s16, vcvt_f32_f16, vcvtnq_s32_f32, vcvtq_f32_s32,
         vcvtq_f32_u32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vget_high_s8,
         vget_high_s16, vget_high_u8, vget_high_u16, vget_low_s8, vget_low_s16, vget_low_u8, vget_low_u16,
         vld1_u16, vld1q_f32, vld1q_s8, vld1q_u8, vld1q_u8_x4, vld1q_u32, vmaxnmq_f32, vmaxnmvq_f32,
@@ -307,11 +307,13 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
     fn rounded(self, floats: [float32x4_t; 4]) -> ([i8; 16], i32) {
         let mut bytes = [0; 16];
         unsafe {
+            // NaN becomes 0.
             let [a, b, c, d] = floats.map(|floats| vcvtnq_s32_f32(floats));
             let low = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
             let high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
-            vst1q_s8(bytes.as_mut_ptr(), vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
-            (bytes, vaddvq_s32(vaddq_s32(vaddq_s32(a, b), vaddq_s32(c, d))))
+            let integers = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+            vst1q_s8(bytes.as_mut_ptr(), integers);
+            (bytes, i32::from(vaddlvq_s8(integers)))
         }
     }
 

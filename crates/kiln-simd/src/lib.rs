@@ -110,11 +110,12 @@ pub trait Lanes: Copy {
     /// Returns the largest absolute value of all lanes; 0 if all are NaN.
     fn largest(self, floats: [Self::Floats; 2]) -> f32;
 
-    /// Rounds numbers from -128 to 127 to integers, halves to even ones. Returns also their sum.
+    /// Rounds numbers from -127 to 127 to integers, halves to even ones, and also returns their sum. NaN
+    /// becomes 0; larger numbers become anything.
     fn rounded(self, floats: Self::Floats) -> ([i8; 16], i32);
 
-    /// Sums the lanes of each vector: the first four as `(0 + 2) + (1 + 3)`, and so each next four; then
-    /// these sums in the same way.
+    /// Sums the lanes of each vector. Lanes 0 to 3 are added as `(0 + 2) + (1 + 3)`, and so are each next
+    /// four; the four sums are added in the same order.
     fn sums(self, floats: [Self::Floats; 4]) -> [f32; 4];
 
     /// Requests the memory [`AHEAD`] bytes after `data`, for code that reads memory in order: hardware

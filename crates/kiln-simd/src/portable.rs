@@ -163,8 +163,12 @@ impl Lanes for Portable {
     fn rounded(self, floats: [f32; 16]) -> ([i8; 16], i32) {
         /// Adding this rounds to an integer, which is then in the lowest bits.
         const ROUND: f32 = 12_582_912.0;
-        let integers = floats.map(|float| (float + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32);
-        (integers.map(|integer| integer as i8), integers.iter().sum())
+        let mut bytes = [0; 16];
+        for lane in 0..16 {
+            let float = if floats[lane].is_nan() { 0.0 } else { floats[lane] };
+            bytes[lane] = (float + ROUND).to_bits() as i8;
+        }
+        (bytes, bytes.iter().map(|&byte| i32::from(byte)).sum())
     }
 
     #[inline(always)]

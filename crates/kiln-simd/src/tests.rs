@@ -47,6 +47,12 @@ impl Work for All {
         let (rounded, sum) = lanes.rounded(lanes.mul(number, lanes.splat(20.5)));
         arrays.push(rounded.map(f32::from));
         let nan = lanes.splat(f32::NAN);
+        let mut some_nan = floats;
+        (some_nan[2], some_nan[3], some_nan[11]) = (f32::NAN, -f32::NAN, f32::NAN);
+        let some_nan = lanes.floats(&some_nan);
+        let (without_nan, sum_without) = lanes.rounded(some_nan);
+        arrays.push(without_nan.map(f32::from));
+        arrays.push([sum_without as f32 + lanes.largest([some_nan, lanes.splat(0.0)]); 16]);
         let largest = [[number, nan], [nan, number], [nan; 2]].map(|floats| lanes.largest(floats));
         arrays.push(std::array::from_fn(|i| [largest[0], largest[1], largest[2], sum as f32][i % 4]));
         let vectors = [number, lanes.halves(&halves), lanes.bytes(&bytes), lanes.splat(0.1)];

@@ -16,7 +16,7 @@ use super::{
 /// Number of keys whose sums are in registers together.
 const KEYS: usize = 4;
 
-/// Number of keys that stay in the first-level cache while all rows pass by.
+/// Number of keys that stay in the first-level cache while they are multiplied by the queries of all rows.
 const TILE: usize = 16;
 
 /// Keys and values of one head, slot by slot.
@@ -40,19 +40,16 @@ pub enum Numbers<'a> {
 }
 
 /// A type of numbers.
-pub(super) trait Number: Copy {
+pub(super) trait Number {
     type Stored: Copy + Default;
 
     fn read<L: Lanes>(lanes: L, numbers: &[Self::Stored; LANES]) -> L::Floats;
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Float32;
 
-#[derive(Clone, Copy)]
 pub(super) struct Float16;
 
-#[derive(Clone, Copy)]
 pub(super) struct Bfloat16;
 
 impl Number for Float32 {
@@ -151,11 +148,15 @@ impl<N: Number> Scores for DenseScorer<'_, N> {
                 let mut row = 0;
                 while row < self.rows {
                     let scores = &mut scores[row * stride + first..];
-                    row += match self.rows - row {
-                        4.. if L::REGISTERS >= 32 => tile.score::<L, 4>(lanes, row, scores),
-                        3.. if L::REGISTERS >= 32 => tile.score::<L, 3>(lanes, row, scores),
-                        2.. if L::REGISTERS >= 32 => tile.score::<L, 2>(lanes, row, scores),
-                        _ => tile.score::<L, 1>(lanes, row, scores),
+                    row += if const { L::REGISTERS >= 32 } {
+                        match self.rows - row {
+                            4.. => tile.score::<L, 4>(lanes, row, scores),
+                            3 => tile.score::<L, 3>(lanes, row, scores),
+                            2 => tile.score::<L, 2>(lanes, row, scores),
+                            _ => tile.score::<L, 1>(lanes, row, scores),
+                        }
+                    } else {
+                        tile.score::<L, 1>(lanes, row, scores)
                     };
                 }
             }
@@ -207,7 +208,7 @@ impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
         for first in (0..len).step_by(KEYS) {
             let (mut keys, mut vectors) = ([&[][..]; KEYS], [&[][..]; KEYS]);
             for n in 0..KEYS {
-                // Past the last key, it is scored again, and nobody reads that.
+                // Beyond the last key, the last one is scored again; these scores are not read.
                 keys[n] = part.part(slot + (first + n).min(len - 1), 0..part.width);
                 vectors[n] = &keys[n].as_chunks::<LANES>().0[..whole];
                 if ahead {
@@ -252,74 +253,46 @@ pub(super) struct DenseMixer<'a, N: Number> {
     rows: usize,
     /// `[rows, width]`, in whole vectors.
     mixed: Vec<[f32; LANES]>,
+    /// The last numbers of each value of a segment, if they do not fill a vector.
+    rests: Vec<[N::Stored; LANES]>,
 }
 
 impl<'a, N: Number> DenseMixer<'a, N> {
     pub(super) fn new(values: Vectors<'a, N>, rows: usize) -> Self {
         let mixed = vec![[0.0; LANES]; rows * values.width.div_ceil(LANES)];
-        Self { values, rows, mixed }
-    }
-
-    /// Adds C vectors of the values of a segment from `column` on. Returns C.
-    #[inline(always)]
-    fn add_columns<L: Lanes, const C: usize>(
-        &mut self,
-        lanes: L,
-        segment: Segment,
-        weights: &[f32],
-        [column, stride]: [usize; 2],
-    ) -> usize {
-        let mut row = 0;
-        while row < self.rows {
-            let weights = &weights[row * stride..];
-            let place = [row, column, stride];
-            row += match self.rows - row {
-                4.. if L::REGISTERS >= 32 => self.add_rows::<L, 4, C>(lanes, segment, weights, place),
-                3.. if L::REGISTERS >= 32 => self.add_rows::<L, 3, C>(lanes, segment, weights, place),
-                2.. => self.add_rows::<L, 2, C>(lanes, segment, weights, place),
-                _ => self.add_rows::<L, 1, C>(lanes, segment, weights, place),
-            };
-        }
-        C
-    }
-
-    #[inline(always)]
-    fn add_rows<L: Lanes, const M: usize, const C: usize>(
-        &mut self,
-        lanes: L,
-        segment: Segment,
-        weights: &[f32],
-        [row, column, stride]: [usize; 3],
-    ) -> usize {
-        let vectors = self.values.width.div_ceil(LANES);
-        let mixed = &mut self.mixed[row * vectors + column..];
-        lanes.call(Mix::<N, M, C> {
-            values: &self.values,
-            segment,
-            column,
-            ahead: row == 0,
-            weights,
-            stride,
-            mixed,
-            vectors,
-        });
-        M
+        Self { values, rows, mixed, rests: Vec::new() }
     }
 }
 
 impl<N: Number> Mixes for DenseMixer<'_, N> {
     #[inline(always)]
     fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
-        let vectors = self.values.width.div_ceil(LANES);
-        let mut column = 0;
-        while column < vectors {
-            let place = [column, stride];
-            // A vector that is not whole is the last, alone.
-            column += match self.values.width / LANES - column.min(self.values.width / LANES) {
-                4.. if L::REGISTERS >= 32 => self.add_columns::<L, 4>(lanes, segment, weights, place),
-                2.. => self.add_columns::<L, 2>(lanes, segment, weights, place),
-                _ => self.add_columns::<L, 1>(lanes, segment, weights, place),
+        let Self { values, rows, mixed, rests } = self;
+        let (whole, vectors) = (values.width / LANES, values.width.div_ceil(LANES));
+        let Segment { slot, len, .. } = segment;
+        let mut columns = Columns { values, slot, len, column: 0, rows: *rows, weights, stride };
+        while columns.column < whole {
+            let mixed = &mut mixed[columns.column..];
+            columns.column += if const { L::REGISTERS >= 32 } {
+                match whole - columns.column {
+                    4.. => columns.add::<L, 4>(lanes, mixed, vectors),
+                    2.. => columns.add::<L, 2>(lanes, mixed, vectors),
+                    _ => columns.add::<L, 1>(lanes, mixed, vectors),
+                }
+            } else {
+                match whole - columns.column {
+                    2.. => columns.add::<L, 2>(lanes, mixed, vectors),
+                    _ => columns.add::<L, 1>(lanes, mixed, vectors),
+                }
             };
+        }
+        if whole < vectors {
+            let rest = |slot| padded(values.part(slot, whole * LANES..values.width));
+            rests.clear();
+            rests.extend((slot..slot + len).map(rest));
+            let values = Vectors::<N>::new(rests.as_flattened(), LANES, LANES);
+            let columns = Columns { values: &values, slot: 0, column: 0, ..columns };
+            columns.add::<L, 1>(lanes, &mut mixed[whole..], vectors);
         }
     }
 
@@ -331,15 +304,67 @@ impl<N: Number> Mixes for DenseMixer<'_, N> {
     }
 }
 
+/// Some vectors of adjacent values, and the weights of all rows.
+#[derive(Clone, Copy)]
+struct Columns<'a, N: Number> {
+    values: &'a Vectors<'a, N>,
+    slot: usize,
+    len: usize,
+    /// The first vector of each value.
+    column: usize,
+    rows: usize,
+    weights: &'a [f32],
+    /// Distance between the weights of two rows.
+    stride: usize,
+}
+
+impl<N: Number> Columns<'_, N> {
+    /// Adds C vectors of each value to `mixed`, in which rows are `vectors` apart. Returns C.
+    #[inline(always)]
+    fn add<L: Lanes, const C: usize>(&self, lanes: L, mixed: &mut [[f32; LANES]], vectors: usize) -> usize {
+        let mut row = 0;
+        while row < self.rows {
+            let mixed = &mut mixed[row * vectors..];
+            row += if const { L::REGISTERS >= 32 } {
+                match self.rows - row {
+                    4.. => self.add_rows::<L, 4, C>(lanes, row, mixed, vectors),
+                    3 => self.add_rows::<L, 3, C>(lanes, row, mixed, vectors),
+                    2 => self.add_rows::<L, 2, C>(lanes, row, mixed, vectors),
+                    _ => self.add_rows::<L, 1, C>(lanes, row, mixed, vectors),
+                }
+            } else {
+                match self.rows - row {
+                    2.. => self.add_rows::<L, 2, C>(lanes, row, mixed, vectors),
+                    _ => self.add_rows::<L, 1, C>(lanes, row, mixed, vectors),
+                }
+            };
+        }
+        C
+    }
+
+    #[inline(always)]
+    fn add_rows<L: Lanes, const M: usize, const C: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        mixed: &mut [[f32; LANES]],
+        vectors: usize,
+    ) -> usize {
+        let mut weights = [&[][..]; M];
+        for m in 0..M {
+            weights[m] = &self.weights[(row + m) * self.stride..][..self.len];
+        }
+        lanes.call(Mix::<N, M, C> { columns: self, ahead: row == 0, weights, mixed, vectors });
+        M
+    }
+}
+
 /// M rows and C vectors of values.
 struct Mix<'a, N: Number, const M: usize, const C: usize> {
-    values: &'a Vectors<'a, N>,
-    segment: Segment,
-    column: usize,
+    columns: &'a Columns<'a, N>,
     /// Whether later values are requested from memory.
     ahead: bool,
-    weights: &'a [f32],
-    stride: usize,
+    weights: [&'a [f32]; M],
     mixed: &'a mut [[f32; LANES]],
     vectors: usize,
 }
@@ -349,32 +374,24 @@ impl<N: Number, const M: usize, const C: usize> Work for Mix<'_, N, M, C> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { values, segment, column, ahead, weights, stride, mixed, vectors } = self;
+        let Self { columns: &Columns { values, slot, len, column, .. }, ahead, weights, mixed, vectors } =
+            self;
         let mut sums = [[lanes.splat(0.0); C]; M];
-        let mut of_rows = [&[][..]; M];
         for m in 0..M {
-            of_rows[m] = &weights[m * stride..][..segment.len];
             for c in 0..C {
                 sums[m][c] = lanes.floats(&mixed[m * vectors + c]);
             }
         }
-        let (start, end) = (column * LANES, values.width.min((column + C) * LANES));
-        for key in 0..segment.len {
-            let value = values.part(segment.slot + key, start..end);
+        for key in 0..len {
+            let value = values.part(slot + key, column * LANES..(column + C) * LANES);
             if ahead {
                 lanes.prefetch(value);
             }
-            if let Some(value) = value.as_chunks::<LANES>().0.first_chunk::<C>() {
-                for c in 0..C {
-                    let value_of = N::read(lanes, &value[c]);
-                    for m in 0..M {
-                        sums[m][c] = lanes.mul_add(lanes.splat(of_rows[m][key]), value_of, sums[m][c]);
-                    }
-                }
-            } else {
-                let value = N::read(lanes, &padded(value));
+            let value = value.as_chunks::<LANES>().0;
+            for c in 0..C {
+                let number = N::read(lanes, &value[c]);
                 for m in 0..M {
-                    sums[m][0] = lanes.mul_add(lanes.splat(of_rows[m][key]), value, sums[m][0]);
+                    sums[m][c] = lanes.mul_add(lanes.splat(weights[m][key]), number, sums[m][c]);
                 }
             }
         }

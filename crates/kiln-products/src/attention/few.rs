@@ -113,12 +113,13 @@ impl Few<'_> {
         // A segment writes a whole one, even if it is shorter.
         let stride = places + SEGMENT;
         let mut scores = vec![0.0; rows * stride];
-        // Slots of positions that nobody sees may hold anything, and NaN times 0 is not 0.
-        let seen_from = match source {
+        // Slots of positions that nobody sees may hold anything, and NaN times 0 is not 0. Packed vectors are
+        // read in whole segments, so that lanes depend only on positions; their scales are finite.
+        let first = match source {
             Source::Dense(_) => positions.start,
             Source::Packed { .. } => base,
         };
-        let cut = |segment: Segment| segment.from(seen_from);
+        let cut = |segment: Segment| segment.cut_before(first);
         for segment in segments(&positions, origin, slots, together[0]).map(cut) {
             scorer.write(lanes, segment, &mut scores[segment.position - base..], stride);
         }

@@ -20,8 +20,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Leaves out what is before `start`, which is before the end.
-    pub(super) fn from(self, start: usize) -> Self {
+    /// Leaves out positions before `start`, which must not be after the end.
+    pub(super) fn cut_before(self, start: usize) -> Self {
         let skipped = start.saturating_sub(self.position);
         Self { position: self.position + skipped, slot: self.slot + skipped, len: self.len - skipped }
     }
@@ -30,7 +30,7 @@ impl Segment {
 /// Iterates over the segments of `positions` in a ring of `slots` slots, whose first slot holds `origin`. The
 /// first segment may begin before `positions`.
 ///
-/// `together`: number of slots that are a group of tokens, in which no segment ends.
+/// `together`: number of adjacent slots that form a group of tokens, or 1. A segment lies within one group.
 pub(super) fn segments(
     positions: &Range<usize>,
     origin: usize,

@@ -3,24 +3,24 @@
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m128i, __m256, __m256i, _mm_add_epi32, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_cvtss_f32,
-        _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehl_ps, _mm_packs_epi16, _mm_shuffle_epi32,
-        _mm_shuffle_ps, _mm_storeu_si128, _mm_unpackhi_epi64, _mm256_add_epi16, _mm256_add_epi32,
-        _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_blendv_ps, _mm256_broadcastsi128_si256,
-        _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps,
-        _mm256_castsi256_si128, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_dpbusd_avx_epi32,
-        _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps,
-        _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_mul_ps,
-        _mm256_or_si256, _mm256_packs_epi32, _mm256_permute4x64_epi64, _mm256_permutevar8x32_ps,
-        _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-        _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_sll_epi32,
-        _mm256_slli_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd,
-        _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps, _mm256_xor_si256,
+        __m128i, __m256, __m256i, _CMP_ORD_Q, _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128, _mm_max_ps,
+        _mm_max_ss, _mm_movehl_ps, _mm_packs_epi16, _mm_shuffle_ps, _mm_unpackhi_epi64, _mm256_add_epi16,
+        _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_blendv_ps,
+        _mm256_broadcastsi128_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256,
+        _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps,
+        _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
+        _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_dpbusd_avx_epi32, _mm256_extractf128_ps,
+        _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+        _mm256_maddubs_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packs_epi32,
+        _mm256_permute4x64_epi64, _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
+        _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srl_epi32,
+        _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd,
+        _mm256_unpacklo_ps, _mm256_xor_si256,
     },
 };
 
-use super::{prefetch, sum_halves};
+use super::{bytes_and_sum, prefetch, sum_halves};
 use crate::{Lanes, Work};
 
 /// Lanes of AVX2, or of AVX2 with AVX-VNNI.
@@ -295,17 +295,12 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn rounded(self, [a, b]: [__m256; 2]) -> ([i8; 16], i32) {
-        let mut bytes = [0; 16];
         unsafe {
-            let (a, b) = (_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+            let (a, b) = (_mm256_cvtps_epi32(or_zero(a)), _mm256_cvtps_epi32(or_zero(b)));
             // Each half of a vector is packed separately; then quarters are put in order.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-            _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm_packs_epi16(low, high));
-            let sum = _mm256_add_epi32(a, b);
-            let four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
-            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b10_11_10_11>(four));
-            (bytes, _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two))))
+            bytes_and_sum(_mm_packs_epi16(low, high))
         }
     }
 
@@ -354,7 +349,7 @@ fn unzip_halves([a, b]: [__m256i; 2]) -> [__m256i; 2] {
 /// Sums each four floats of `a`, `b`, `c` and `d`: for the first four of each, then for the others.
 ///
 /// # Safety
-/// The machine has AVX.
+/// The machine must have AVX.
 #[inline(always)]
 unsafe fn sums_of_fours(a: __m256, b: __m256, c: __m256, d: __m256) -> __m256 {
     unsafe {
@@ -364,4 +359,13 @@ unsafe fn sums_of_fours(a: __m256, b: __m256, c: __m256, d: __m256) -> __m256 {
         let low = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
         _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)))
     }
+}
+
+/// Replaces NaN by 0.
+///
+/// # Safety
+/// The machine must have AVX.
+#[inline(always)]
+unsafe fn or_zero(floats: __m256) -> __m256 {
+    unsafe { _mm256_and_ps(floats, _mm256_cmp_ps::<_CMP_ORD_Q>(floats, floats)) }
 }

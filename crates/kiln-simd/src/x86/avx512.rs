@@ -3,20 +3,20 @@
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_storeu_si128, _mm256_add_ps,
-        _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-        _mm512_broadcast_i32x4, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps512_ps256,
-        _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps,
-        _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32,
-        _mm512_dpbusd_epi32, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-        _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps,
-        _mm512_reduce_add_epi32, _mm512_reduce_max_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
-        _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi32, _mm512_storeu_ps,
-        _mm512_storeu_si512, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+        __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_loadu_si256,
+        _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
+        _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
+        _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+        _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32,
+        _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps,
+        _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps,
+        _mm512_reduce_max_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_shuffle_epi8,
+        _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
     },
 };
 
-use super::{prefetch, sum_halves};
+use super::{bytes_and_sum, prefetch, sum_halves};
 use crate::{Lanes, Work};
 
 /// Lanes of AVX-512.
@@ -213,11 +213,9 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn rounded(self, floats: __m512) -> ([i8; 16], i32) {
-        let mut bytes = [0; 16];
         unsafe {
-            let integers = _mm512_cvtps_epi32(floats);
-            _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(integers));
-            (bytes, _mm512_reduce_add_epi32(integers))
+            // NaN becomes the least integer, whose lowest bits are 0.
+            bytes_and_sum(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(floats)))
         }
     }
 

@@ -1,4 +1,4 @@
-//! Few queries: what one gives has the same bits whatever is computed beside it.
+//! Attention of few queries. The result of a query has the same bits whatever is computed beside it.
 
 use std::ops::Range;
 

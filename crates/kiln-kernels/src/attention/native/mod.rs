@@ -28,6 +28,9 @@ use scores::Vectors;
 /// Most rows that go over keys together.
 const ROWS: usize = 64;
 
+/// Most rows that fill half of a vector of AVX-512.
+const FEW_ROWS: usize = 8;
+
 /// Fewest keys that are worth a piece of work.
 const PIECE: usize = 128;
 
@@ -71,8 +74,8 @@ impl Dense {
         let places = Places::new(positions, kept, limits.end, limits);
         let tensors = [&buffers.keys, &buffers.values].map(|tensor| {
             let tensor = primitive(tensor.clone());
-            let [slots, numbers] = [2, 3].map(|dim| strides(&tensor)[dim]);
-            if slots >= 0 && numbers == 1 { tensor } else { tensor.to_contiguous() }
+            let [_, _, of_slots, of_numbers] = strides(&tensor);
+            if of_slots >= 0 && of_numbers == 1 { tensor } else { tensor.to_contiguous() }
         });
         Self { tensors, places, slots }
     }
@@ -329,11 +332,11 @@ impl<E: Storage> Given<'_, E> {
         from..from.max(to + 1)
     }
 
-    /// Whether [`few`] computes a block of `rows` rows: if no query may depend on the others, and if vectors
-    /// of rows would be partly empty. It does not compute packed latents.
-    fn is_few(&self, rows: usize) -> bool {
+    /// Whether [`few`] computes a block of `rows` rows: if no query may depend on the others, or if half of a
+    /// vector of rows would be empty. It does not compute packed latents.
+    fn is_for_few(&self, rows: usize) -> bool {
         let is_packed = matches!(self.kv, Source::Packed(_));
-        (self.are_few || rows <= 8) && !(self.latent && is_packed)
+        (self.are_few || rows <= FEW_ROWS) && !(self.latent && is_packed)
     }
 
     /// The keys and values of a head, from the first slot of `row` on.
@@ -449,11 +452,13 @@ impl<E: Storage> View<'_, E> {
         [n, dim, width]: [usize; 3],
         packed: &'b mut Vec<f32>,
     ) -> Vectors<'b> {
-        if let ([_, _, stride, 1], Some(numbers)) = (self.strides, E::floats(self.numbers))
+        if let Some(numbers) = E::floats(self.numbers)
             && dim == width
-            && stride >= 0
         {
-            return Vectors { numbers: &numbers[self.place(at) as usize..], stride: stride as usize };
+            return Vectors {
+                numbers: &numbers[self.place(at) as usize..],
+                stride: self.strides[2].unsigned_abs(),
+            };
         }
         packed.resize(n * width, 0.0);
         for (i, vector) in packed.chunks_exact_mut(width).enumerate() {

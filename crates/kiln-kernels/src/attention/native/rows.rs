@@ -13,7 +13,7 @@ use pulp::{Simd, WithSimd};
 use super::{
     Block, Given, KEYS, Storage, VALUES,
     few::attend_few,
-    scores::{Vectors, score_many},
+    scores::{Vectors, score},
 };
 
 /// Keys at a time. The keys, their values and their scores stay in the CPU caches. Blocks begin at multiples
@@ -45,7 +45,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { given, block, keys, result } = self;
-        if given.is_few(given.group * block.queries.len()) {
+        if given.is_for_few(given.group * block.queries.len()) {
             return result.write_few(given, &block, keys);
         }
         let Block { row, kv_head, queries: block } = block;
@@ -105,7 +105,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                     }
                     vectors = Vectors { numbers: &both, stride: dim };
                 }
-                score_many(simd, vectors, &queries, scores, [n, dim, columns]);
+                score(simd, vectors, &queries, scores, [n, dim, columns]);
             }
             if let Some(cap) = limits.softcap {
                 for score in scores.iter_mut() {
@@ -224,14 +224,10 @@ impl State {
         [rows, columns, width]: [usize; 3],
     ) {
         let vectors = width / S::F32_LANES;
-        // Few rows are bound by memory, which is fastest when read in long pieces.
-        let long = rows <= 4;
         let mut c = 0;
         while c < vectors {
             let sizes = [rows, columns, width];
             c += match vectors - c {
-                8.. if long => self.mix_rows::<S, 8>(simd, weights, values, c, sizes),
-                4.. if long => self.mix_rows::<S, 4>(simd, weights, values, c, sizes),
                 2.. => self.mix_rows::<S, 2>(simd, weights, values, c, sizes),
                 _ => self.mix_rows::<S, 1>(simd, weights, values, c, sizes),
             };

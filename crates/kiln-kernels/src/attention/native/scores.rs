@@ -26,7 +26,7 @@ impl<'a> Vectors<'a> {
 
 /// Computes scores with SIMD vectors of rows: queries are `[dim, columns]`.
 #[inline(always)]
-pub(super) fn score_many<S: Simd>(
+pub(super) fn score<S: Simd>(
     simd: S,
     keys: Vectors<'_>,
     queries: &[f32],
