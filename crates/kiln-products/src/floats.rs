@@ -253,7 +253,7 @@ impl<N: Plain> Kernel for Numbers<N> {
 
     #[inline(always)]
     fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Vec<[f32; 16]>) {
-        let columns: &[N::Column] = bytemuck::cast_slice(words);
+        let columns: &[[N::Number; 16]] = bytemuck::cast_slice(words);
         rows.resize(columns.len(), [0.0; 16]);
         for (row, column) in rows.iter_mut().zip(columns) {
             *row = lanes.array(N::floats(lanes, column));
@@ -280,7 +280,7 @@ impl<N: Plain> Kernel for Numbers<N> {
 
 /// `S` blocks of sixteen rows, and a vector.
 struct Products<'a, N: Plain, const S: usize> {
-    columns: [&'a [N::Column]; S],
+    columns: [&'a [[N::Number; 16]]; S],
     x: &'a [f32],
 }
 

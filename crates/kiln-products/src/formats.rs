@@ -101,11 +101,11 @@ const fn largest(bytes: &[u8; 16]) -> usize {
 
 /// A format of unpacked floats.
 pub(crate) trait Plain: 'static {
-    /// The numbers of sixteen rows in one column.
-    type Column: bytemuck::Pod + Sync;
+    /// A number, or its bits.
+    type Number: bytemuck::Pod + Default + Sync;
 
-    /// Converts the numbers of a column to float32.
-    fn floats<L: Lanes>(lanes: L, column: &Self::Column) -> L::Floats;
+    /// Converts sixteen numbers to float32.
+    fn floats<L: Lanes>(lanes: L, numbers: &[Self::Number; 16]) -> L::Floats;
 }
 
 /// A computation that is compiled for every format; [`visit`] selects the one for a given format.
@@ -162,34 +162,34 @@ packed!(
     Nf4 Fp4
 );
 
-struct F32;
-struct F16;
-struct Bf16;
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
 
 impl Plain for F32 {
-    type Column = [f32; 16];
+    type Number = f32;
 
     #[inline(always)]
-    fn floats<L: Lanes>(lanes: L, column: &[f32; 16]) -> L::Floats {
-        lanes.floats(column)
+    fn floats<L: Lanes>(lanes: L, numbers: &[f32; 16]) -> L::Floats {
+        lanes.floats(numbers)
     }
 }
 
 impl Plain for F16 {
-    type Column = [u16; 16];
+    type Number = u16;
 
     #[inline(always)]
-    fn floats<L: Lanes>(lanes: L, column: &[u16; 16]) -> L::Floats {
-        lanes.halves(column)
+    fn floats<L: Lanes>(lanes: L, numbers: &[u16; 16]) -> L::Floats {
+        lanes.halves(numbers)
     }
 }
 
 impl Plain for Bf16 {
-    type Column = [u16; 16];
+    type Number = u16;
 
     #[inline(always)]
-    fn floats<L: Lanes>(lanes: L, column: &[u16; 16]) -> L::Floats {
-        lanes.bfloats(column)
+    fn floats<L: Lanes>(lanes: L, numbers: &[u16; 16]) -> L::Floats {
+        lanes.bfloats(numbers)
     }
 }
 

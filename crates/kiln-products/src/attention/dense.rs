@@ -12,6 +12,7 @@ use super::{
     few::{Mixes, Scores},
     segments::{LANES, Segment},
 };
+use crate::formats::Plain;
 
 /// Number of keys whose sums are in registers together.
 const KEYS: usize = 4;
@@ -39,61 +40,21 @@ pub enum Numbers<'a> {
     Bfloat16([&'a [u16]; 2]),
 }
 
-/// A type of numbers.
-pub(super) trait Number {
-    type Stored: Copy + Default;
-
-    fn read<L: Lanes>(lanes: L, numbers: &[Self::Stored; LANES]) -> L::Floats;
-}
-
-pub(super) struct Float32;
-
-pub(super) struct Float16;
-
-pub(super) struct Bfloat16;
-
-impl Number for Float32 {
-    type Stored = f32;
-
-    #[inline(always)]
-    fn read<L: Lanes>(lanes: L, numbers: &[f32; LANES]) -> L::Floats {
-        lanes.floats(numbers)
-    }
-}
-
-impl Number for Float16 {
-    type Stored = u16;
-
-    #[inline(always)]
-    fn read<L: Lanes>(lanes: L, numbers: &[u16; LANES]) -> L::Floats {
-        lanes.halves(numbers)
-    }
-}
-
-impl Number for Bfloat16 {
-    type Stored = u16;
-
-    #[inline(always)]
-    fn read<L: Lanes>(lanes: L, numbers: &[u16; LANES]) -> L::Floats {
-        lanes.bfloats(numbers)
-    }
-}
-
 /// Vectors, each `stride` numbers after the previous one.
-pub(super) struct Vectors<'a, N: Number> {
-    numbers: &'a [N::Stored],
+pub(super) struct Vectors<'a, N: Plain> {
+    numbers: &'a [N::Number],
     width: usize,
     stride: usize,
 }
 
-impl<'a, N: Number> Vectors<'a, N> {
-    pub(super) fn new(numbers: &'a [N::Stored], width: usize, stride: usize) -> Self {
+impl<'a, N: Plain> Vectors<'a, N> {
+    pub(super) fn new(numbers: &'a [N::Number], width: usize, stride: usize) -> Self {
         Self { numbers, width, stride }
     }
 
     /// The part of the vector in `slot`.
     #[inline(always)]
-    fn part(&self, slot: usize, part: Range<usize>) -> &'a [N::Stored] {
+    fn part(&self, slot: usize, part: Range<usize>) -> &'a [N::Number] {
         &self.numbers[slot * self.stride..][part]
     }
 }
@@ -108,7 +69,7 @@ fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
 
 /// Computes the scores of several queries over the same keys. The score of a query and a key has the same
 /// bits whatever is computed beside it.
-pub(super) struct DenseScorer<'a, N: Number> {
+pub(super) struct DenseScorer<'a, N: Plain> {
     /// The vectors that a key consists of.
     parts: Vec<Vectors<'a, N>>,
     /// For each part `[rows, width]`, in whole vectors.
@@ -116,7 +77,7 @@ pub(super) struct DenseScorer<'a, N: Number> {
     rows: usize,
 }
 
-impl<'a, N: Number> DenseScorer<'a, N> {
+impl<'a, N: Plain> DenseScorer<'a, N> {
     /// Prepares queries `[rows, width]`, as wide as all parts.
     pub(super) fn new(parts: Vec<Vectors<'a, N>>, queries: &[f32], rows: usize) -> Self {
         let width = queries.len() / rows.max(1);
@@ -132,7 +93,7 @@ impl<'a, N: Number> DenseScorer<'a, N> {
     }
 }
 
-impl<N: Number> Scores for DenseScorer<'_, N> {
+impl<N: Plain> Scores for DenseScorer<'_, N> {
     #[inline(always)]
     fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
         for (index, (part, queries)) in self.parts.iter().zip(&self.queries).enumerate() {
@@ -165,7 +126,7 @@ impl<N: Number> Scores for DenseScorer<'_, N> {
 }
 
 /// Adjacent keys, and the queries of all rows.
-struct Tile<'a, N: Number> {
+struct Tile<'a, N: Plain> {
     part: &'a Vectors<'a, N>,
     queries: &'a [[f32; LANES]],
     slot: usize,
@@ -175,7 +136,7 @@ struct Tile<'a, N: Number> {
     stride: usize,
 }
 
-impl<N: Number> Tile<'_, N> {
+impl<N: Plain> Tile<'_, N> {
     /// Computes the scores of M rows from `row` on. Returns M.
     #[inline(always)]
     fn score<L: Lanes, const M: usize>(&self, lanes: L, row: usize, scores: &mut [f32]) -> usize {
@@ -190,7 +151,7 @@ impl<N: Number> Tile<'_, N> {
 }
 
 /// The scores of M rows.
-struct Dots<'a, N: Number, const M: usize> {
+struct Dots<'a, N: Plain, const M: usize> {
     tile: &'a Tile<'a, N>,
     queries: [&'a [[f32; LANES]]; M],
     /// Whether later keys are requested from memory.
@@ -198,7 +159,7 @@ struct Dots<'a, N: Number, const M: usize> {
     scores: &'a mut [f32],
 }
 
-impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
+impl<N: Plain, const M: usize> Work for Dots<'_, N, M> {
     type Output = ();
 
     #[inline(always)]
@@ -222,7 +183,7 @@ impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
                     of_rows[m] = lanes.floats(&queries[m][i]);
                 }
                 for n in 0..KEYS {
-                    let key = N::read(lanes, &vectors[n][i]);
+                    let key = N::floats(lanes, &vectors[n][i]);
                     for m in 0..M {
                         sums[m][n] = lanes.mul_add(key, of_rows[m], sums[m][n]);
                     }
@@ -230,7 +191,7 @@ impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
             }
             if whole * LANES < part.width {
                 for n in 0..KEYS {
-                    let key = N::read(lanes, &padded(&keys[n][whole * LANES..]));
+                    let key = N::floats(lanes, &padded(&keys[n][whole * LANES..]));
                     for m in 0..M {
                         sums[m][n] = lanes.mul_add(key, lanes.floats(&queries[m][whole]), sums[m][n]);
                     }
@@ -248,23 +209,23 @@ impl<N: Number, const M: usize> Work for Dots<'_, N, M> {
 }
 
 /// Sums of weighted values. The sums of a row have the same bits whatever is computed beside them.
-pub(super) struct DenseMixer<'a, N: Number> {
+pub(super) struct DenseMixer<'a, N: Plain> {
     values: Vectors<'a, N>,
     rows: usize,
     /// `[rows, width]`, in whole vectors.
     mixed: Vec<[f32; LANES]>,
     /// The last numbers of each value of a segment, if they do not fill a vector.
-    rests: Vec<[N::Stored; LANES]>,
+    rests: Vec<[N::Number; LANES]>,
 }
 
-impl<'a, N: Number> DenseMixer<'a, N> {
+impl<'a, N: Plain> DenseMixer<'a, N> {
     pub(super) fn new(values: Vectors<'a, N>, rows: usize) -> Self {
         let mixed = vec![[0.0; LANES]; rows * values.width.div_ceil(LANES)];
         Self { values, rows, mixed, rests: Vec::new() }
     }
 }
 
-impl<N: Number> Mixes for DenseMixer<'_, N> {
+impl<N: Plain> Mixes for DenseMixer<'_, N> {
     #[inline(always)]
     fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
         let Self { values, rows, mixed, rests } = self;
@@ -306,7 +267,7 @@ impl<N: Number> Mixes for DenseMixer<'_, N> {
 
 /// Some vectors of adjacent values, and the weights of all rows.
 #[derive(Clone, Copy)]
-struct Columns<'a, N: Number> {
+struct Columns<'a, N: Plain> {
     values: &'a Vectors<'a, N>,
     slot: usize,
     len: usize,
@@ -318,7 +279,7 @@ struct Columns<'a, N: Number> {
     stride: usize,
 }
 
-impl<N: Number> Columns<'_, N> {
+impl<N: Plain> Columns<'_, N> {
     /// Adds C vectors of each value to `mixed`, in which rows are `vectors` apart. Returns C.
     #[inline(always)]
     fn add<L: Lanes, const C: usize>(&self, lanes: L, mixed: &mut [[f32; LANES]], vectors: usize) -> usize {
@@ -360,7 +321,7 @@ impl<N: Number> Columns<'_, N> {
 }
 
 /// M rows and C vectors of values.
-struct Mix<'a, N: Number, const M: usize, const C: usize> {
+struct Mix<'a, N: Plain, const M: usize, const C: usize> {
     columns: &'a Columns<'a, N>,
     /// Whether later values are requested from memory.
     ahead: bool,
@@ -369,7 +330,7 @@ struct Mix<'a, N: Number, const M: usize, const C: usize> {
     vectors: usize,
 }
 
-impl<N: Number, const M: usize, const C: usize> Work for Mix<'_, N, M, C> {
+impl<N: Plain, const M: usize, const C: usize> Work for Mix<'_, N, M, C> {
     type Output = ();
 
     #[inline(always)]
@@ -389,7 +350,7 @@ impl<N: Number, const M: usize, const C: usize> Work for Mix<'_, N, M, C> {
             }
             let value = value.as_chunks::<LANES>().0;
             for c in 0..C {
-                let number = N::read(lanes, &value[c]);
+                let number = N::floats(lanes, &value[c]);
                 for m in 0..M {
                     sums[m][c] = lanes.mul_add(lanes.splat(weights[m][key]), number, sums[m][c]);
                 }

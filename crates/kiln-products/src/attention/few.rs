@@ -10,12 +10,15 @@ use kiln_simd::{Lanes, Work};
 
 use super::{
     codes::Codes,
-    dense::{Bfloat16, Dense, DenseMixer, DenseScorer, Float16, Float32, Number, Numbers, Vectors},
+    dense::{Dense, DenseMixer, DenseScorer, Numbers, Vectors},
     keys::Scorer,
     segments::{LANES, SEGMENT, Segment, segments},
     values::Mixer,
 };
-use crate::functions::{exp, finite, tanh};
+use crate::{
+    formats::{Bf16, F16, F32, Plain},
+    functions::{exp, finite, tanh},
+};
 
 /// Queries, and the keys and values that they attend over.
 #[derive(Debug)]
@@ -76,9 +79,9 @@ impl Work for Few<'_> {
                 self.over(lanes, scorer, mixer, together, values.head_dim);
             }
             Source::Dense(dense) => match dense.numbers {
-                Numbers::Float32(numbers) => self.over_dense::<L, Float32>(lanes, numbers, dense),
-                Numbers::Float16(numbers) => self.over_dense::<L, Float16>(lanes, numbers, dense),
-                Numbers::Bfloat16(numbers) => self.over_dense::<L, Bfloat16>(lanes, numbers, dense),
+                Numbers::Float32(numbers) => self.over_dense::<L, F32>(lanes, numbers, dense),
+                Numbers::Float16(numbers) => self.over_dense::<L, F16>(lanes, numbers, dense),
+                Numbers::Bfloat16(numbers) => self.over_dense::<L, Bf16>(lanes, numbers, dense),
             },
         }
     }
@@ -86,7 +89,7 @@ impl Work for Few<'_> {
 
 impl Few<'_> {
     #[inline(always)]
-    fn over_dense<L: Lanes, N: Number>(self, lanes: L, [keys, values]: [&[N::Stored]; 2], dense: Dense<'_>) {
+    fn over_dense<L: Lanes, N: Plain>(self, lanes: L, [keys, values]: [&[N::Number]; 2], dense: Dense<'_>) {
         let Dense { widths, strides, latent, .. } = dense;
         let keys = Vectors::<N>::new(keys, widths[0], strides[0]);
         let values = || Vectors::<N>::new(values, widths[1], strides[1]);

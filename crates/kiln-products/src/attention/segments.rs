@@ -7,7 +7,7 @@ pub(super) const LANES: usize = 16;
 
 /// Largest number of slots that are processed together. The results of a query must depend only on the
 /// positions of its keys, so segments begin at positions that are multiples of this, where the ring wraps,
-/// and at groups of tokens, but never at the first position that a query sees.
+/// and at groups of tokens. The first may be cut, where the order of sums does not depend on segments.
 pub(super) const SEGMENT: usize = 64;
 
 /// Adjacent slots that hold consecutive positions.

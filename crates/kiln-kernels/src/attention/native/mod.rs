@@ -28,7 +28,7 @@ use scores::Vectors;
 /// Most rows that go over keys together.
 const ROWS: usize = 64;
 
-/// Most rows that fill half of a vector of AVX-512.
+/// Most rows that fill at most half of a vector of AVX-512.
 const FEW_ROWS: usize = 8;
 
 /// Fewest keys that are worth a piece of work.
@@ -234,13 +234,14 @@ fn chunks(keys: &Range<i32>) -> impl Iterator<Item = Range<i32>> {
 fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, sinks: Option<&[f32]>, width: usize) {
     let of_head = |(h, head)| <[E]>::chunks_mut(head, width).map(move |vector| (h, vector));
     let vectors = heads.into_iter().enumerate().flat_map(of_head);
+    let mut mixed = vec![0.0; width];
     for (r, (head, vector)) in vectors.enumerate() {
         let sink = sinks.map(|sinks| sinks[head]);
         let rows = parts.iter().map(|part| &part[r * (width + 2)..][..width + 2]);
         let rows = rows.filter(|row| row[1] != 0.0);
         let largest = rows.clone().map(|row| row[0]).chain(sink).fold(f32::NEG_INFINITY, f32::max);
         let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
-        let mut mixed = vec![0.0; width];
+        mixed.fill(0.0);
         for row in rows {
             let weight = (row[0] - largest).exp();
             sum += row[1] * weight;

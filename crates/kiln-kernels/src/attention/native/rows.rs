@@ -11,7 +11,7 @@ use kiln_products::functions::{exp, finite, tanh};
 use pulp::{Simd, WithSimd};
 
 use super::{
-    Block, Given, KEYS, Storage, VALUES,
+    Block, Given, KEYS, Storage, VALUES, combine,
     few::attend_few,
     scores::{Vectors, score},
 };
@@ -140,19 +140,13 @@ impl<E: Storage> Mixed<'_, E> {
     /// Writes the result of a block of few rows.
     fn write_few(self, given: &Given<'_, E>, block: &Block, keys: Range<i32>) {
         let (dim, new) = (given.width, block.queries.len());
-        let mut heads = match self {
+        let heads = match self {
             Self::Part(part) => return attend_few(given, block, keys, part),
             Self::Whole(heads) => heads,
         };
         let mut whole = vec![0.0; given.group * new * (dim + 2)];
         attend_few(given, block, keys, &mut whole);
-        for (r, row) in whole.chunks_exact_mut(dim + 2).enumerate() {
-            let (state, vector) = row.split_at_mut(2);
-            // A row that sees nothing gives 0.
-            let scale = if state[1] == 0.0 { 0.0 } else { 1.0 / state[1] };
-            vector.iter_mut().for_each(|number| *number *= scale);
-            E::narrow(vector, &mut heads[r / new][r % new * dim..][..dim]);
-        }
+        combine(&[&whole], heads, None, dim);
     }
 
     #[inline(always)]
