@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{assert_close, batch, fixtures, fixtures_of, float32, forward};
+use crate::support::{architectures, assert_close, batch, fixtures, fixtures_of, float32, forward};
 
 /// Copies the recorded llama, to be damaged by a test.
 fn copy() -> TempDir {
@@ -155,6 +155,16 @@ fn half_precision_files_load() {
         // bfloat16 keeps 8 bits of each weight; logits reach about 10.
         let largest = logits(&model).iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(largest > 0.0 && largest < 1.0, "{dtype:?}: {largest}");
+    }
+}
+
+#[test]
+fn every_architecture_loads_from_bfloat16() {
+    for name in architectures() {
+        let folder = copy_of(name);
+        halve(folder.path(), Dtype::BF16);
+        let found = logits(&load(folder.path()).unwrap());
+        assert!(found.iter().all(|logit| logit.is_finite()), "{name}");
     }
 }
 

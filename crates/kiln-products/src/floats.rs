@@ -6,13 +6,15 @@
 
 use std::marker::PhantomData;
 
-use kiln_simd::{Lanes, Work};
-use kiln_weights::streams::SIXTEEN;
+use kiln_simd::Lanes;
 
 use crate::{
     formats::{Block, Packed, Plain, RUN},
-    tiles::{Kernel, SixteenRows, store},
+    tiles::{Computation, Kernel, Rows, Sums, Tiles, Unpacking, of_eight, of_six, of_sixteen},
 };
+
+/// Largest number of vectors for which rows are decoded again for each tile, if registers are few.
+const DECODED_FOR: usize = 12;
 
 /// 32 elements of a vector.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +37,7 @@ pub(crate) struct Floats<P>(PhantomData<P>);
 
 /// Codes as float32, and their factors.
 #[derive(Default)]
-pub(crate) struct Rows {
+pub(crate) struct Unpacked {
     /// Numbers of each column.
     numbers: Vec<[f32; 16]>,
     /// Scale of each group, and its minimum.
@@ -44,16 +46,29 @@ pub(crate) struct Rows {
 
 impl<P: Packed> Kernel for Floats<P> {
     type Run = Run;
-    type Rows = Rows;
 
-    const PART: usize = 256 / RUN;
+    const UNIT: usize = 256 / RUN;
 
     #[inline(always)]
-    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
+    fn width<L: Lanes>(vectors: usize) -> usize {
+        if L::REGISTERS >= 32 { of_eight(vectors) } else { of_six(vectors) }
+    }
+
+    #[inline(always)]
+    fn in_width<L: Lanes>(tile: impl Computation, lanes: L) {
         if const { L::REGISTERS >= 32 } {
-            rows.in_eights(lanes, x, y);
+            tile.of_eight(lanes);
         } else {
-            rows.in_sixes_and_fours(lanes, x, y);
+            tile.of_six(lanes);
+        }
+    }
+
+    #[inline(always)]
+    fn compute<L: Lanes>(tiles: Tiles<'_, Self>, lanes: L) {
+        if const { L::REGISTERS < 32 } && tiles.vectors() > DECODED_FOR {
+            tiles.of_unpacked(lanes);
+        } else {
+            tiles.of_words(lanes);
         }
     }
 
@@ -62,8 +77,12 @@ impl<P: Packed> Kernel for Floats<P> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Run]) -> L::Floats {
-        let mut total = [lanes.splat(0.0)];
+    fn products<L: Lanes, const T: usize>(
+        lanes: L,
+        words: &[u32],
+        x: &[[Run; T]],
+        mut totals: [L::Floats; T],
+    ) -> [L::Floats; T] {
         for (words, x) in words.chunks_exact(P::WORDS).zip(x.chunks_exact(P::RUNS)) {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
@@ -71,26 +90,32 @@ impl<P: Packed> Kernel for Floats<P> {
             block.prefetch_scales::<L, P>(lanes);
             for run in 0..P::RUNS {
                 block.prefetch_codes::<L, P>(lanes, run);
-                let codes = block.run::<P>(run);
+                let (codes, x) = (block.run::<P>(run), &x[run]);
                 for group in 0..P::GROUPS {
-                    let mut sum = lanes.splat(0.0);
+                    let mut sums = [lanes.splat(0.0); T];
                     for q in group * QUADS / P::GROUPS..(group + 1) * QUADS / P::GROUPS {
                         let numbers = four::<L, P>(lanes, codes.quad(lanes, q), zeros);
                         for byte in 0..4 {
-                            let x = lanes.splat(x[run].numbers[4 * q + byte]);
-                            sum = lanes.mul_add(numbers[byte], x, sum);
+                            for t in 0..T {
+                                let x = lanes.splat(x[t].numbers[4 * q + byte]);
+                                sums[t] = lanes.mul_add(numbers[byte], x, sums[t]);
+                            }
                         }
                     }
                     let factors = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
-                    total = add::<L, P, 1>(lanes, total, [sum], group, factors, [&x[run]]);
+                    totals = add::<L, P, T>(lanes, totals, sums, group, factors, x);
                 }
             }
         }
-        total[0]
+        totals
     }
+}
+
+impl<P: Packed> Unpacking for Floats<P> {
+    type Unpacked = Unpacked;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Rows) {
+    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Unpacked) {
         rows.numbers.clear();
         rows.factors.clear();
         for words in words.chunks_exact(P::WORDS) {
@@ -118,10 +143,10 @@ impl<P: Packed> Kernel for Floats<P> {
     }
 
     #[inline(always)]
-    fn products<L: Lanes, const T: usize>(
+    fn products_of_unpacked<L: Lanes, const T: usize>(
         lanes: L,
-        rows: &Rows,
-        x: [&[Run]; T],
+        rows: &Unpacked,
+        x: &[[Run; T]],
         mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
         // If registers are few, a loop whose length the compiler does not know is used: it would unroll
@@ -133,17 +158,19 @@ impl<P: Packed> Kernel for Floats<P> {
         for (i, (numbers, [scale, minimum])) in rows.numbers.chunks_exact(each).zip(&rows.factors).enumerate()
         {
             let (run, group) = (i / P::GROUPS, i % P::GROUPS);
-            let (mut runs, mut of_group) = ([&x[0][run]; T], [&x[0][run].numbers[..]; T]);
+            let (x, mut of_group) = (&x[run], [&x[run][0].numbers[..]; T]);
             for t in 0..T {
-                runs[t] = &x[t][run];
-                of_group[t] = &x[t][run].numbers[group * RUN / P::GROUPS..][..numbers.len()];
+                of_group[t] = &x[t].numbers[group * RUN / P::GROUPS..][..numbers.len()];
             }
             let mut sums = [lanes.splat(0.0); T];
             for (i, number) in numbers.iter().enumerate() {
-                sums = add_column(lanes, sums, lanes.floats(number), of_group, i);
+                let number = lanes.floats(number);
+                for t in 0..T {
+                    sums[t] = lanes.mul_add(number, lanes.splat(of_group[t][i]), sums[t]);
+                }
             }
             let factors = [lanes.floats(scale), lanes.floats(minimum)];
-            totals = add::<L, P, T>(lanes, totals, sums, group, factors, runs);
+            totals = add::<L, P, T>(lanes, totals, sums, group, factors, x);
         }
         totals
     }
@@ -175,7 +202,7 @@ fn add<L: Lanes, P: Packed, const T: usize>(
     sums: [L::Floats; T],
     group: usize,
     [scale, minimum]: [L::Floats; 2],
-    x: [&Run; T],
+    x: &[Run; T],
 ) -> [L::Floats; T] {
     for t in 0..T {
         totals[t] = lanes.mul_add(sums[t], scale, totals[t]);
@@ -192,36 +219,25 @@ fn add<L: Lanes, P: Packed, const T: usize>(
     totals
 }
 
-/// Adds a column times one element of each vector.
-#[inline(always)]
-fn add_column<L: Lanes, const T: usize>(
-    lanes: L,
-    mut sums: [L::Floats; T],
-    column: L::Floats,
-    x: [&[f32]; T],
-    i: usize,
-) -> [L::Floats; T] {
-    for t in 0..T {
-        sums[t] = lanes.mul_add(column, lanes.splat(x[t][i]), sums[t]);
-    }
-    sums
-}
-
 /// The kernel for weights that are floats.
 pub(crate) struct Numbers<N>(PhantomData<N>);
 
 impl<N: Plain> Kernel for Numbers<N> {
     type Run = f32;
-    type Rows = Vec<[f32; 16]>;
 
-    const PART: usize = 256;
+    const UNIT: usize = 64;
 
     #[inline(always)]
-    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
+    fn width<L: Lanes>(vectors: usize) -> usize {
+        if L::REGISTERS >= 32 { of_sixteen(vectors) } else { of_six(vectors) }
+    }
+
+    #[inline(always)]
+    fn in_width<L: Lanes>(tile: impl Computation, lanes: L) {
         if const { L::REGISTERS >= 32 } {
-            rows.in_eights(lanes, x, y);
+            tile.of_sixteen(lanes);
         } else {
-            rows.in_sixes_and_fours(lanes, x, y);
+            tile.of_six(lanes);
         }
     }
 
@@ -230,88 +246,69 @@ impl<N: Plain> Kernel for Numbers<N> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[f32]) -> L::Floats {
-        let [sums] = lanes.call(Products::<N, 1>::new([words], x));
-        lanes.floats(&sums)
-    }
-
-    /// Writes two products at a time: additions to one sum are sequential, so two sums are twice as fast.
-    #[inline(always)]
-    fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[f32], y: &mut [f32]) {
-        for (words, y) in words.chunks(2 * stride).zip(y.chunks_mut(2 * SIXTEEN)) {
-            if words.len() < 2 * stride {
-                store(lanes.array(Self::product(lanes, words, x)), y);
-                continue;
-            }
-            let (first, second) = words.split_at(stride);
-            let sums = lanes.call(Products::<N, 2>::new([first, second], x));
-            let (first, second) = y.split_at_mut(SIXTEEN);
-            store(sums[0], first);
-            store(sums[1], second);
-        }
-    }
-
-    #[inline(always)]
-    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Vec<[f32; 16]>) {
-        let columns: &[[N::Number; 16]] = bytemuck::cast_slice(words);
-        rows.resize(columns.len(), [0.0; 16]);
-        for (row, column) in rows.iter_mut().zip(columns) {
-            *row = lanes.array(N::floats(lanes, column));
-        }
-    }
-
-    #[inline(always)]
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        rows: &Vec<[f32; 16]>,
-        mut x: [&[f32]; T],
-        mut sums: [L::Floats; T],
+        words: &[u32],
+        x: &[[f32; T]],
+        start: [L::Floats; T],
     ) -> [L::Floats; T] {
-        // The length is made known to the compiler, so that bounds are not checked repeatedly.
-        for t in 0..T {
-            x[t] = &x[t][..rows.len()];
-        }
-        for (i, row) in rows.iter().enumerate() {
-            sums = add_column(lanes, sums, lanes.floats(row), x, i);
-        }
+        let [sums] = products::<L, N, T, 1>(lanes, [words], x, [start]);
         sums
     }
-}
 
-/// `S` blocks of sixteen rows, and a vector.
-struct Products<'a, N: Plain, const S: usize> {
-    columns: [&'a [[N::Number; 16]]; S],
-    x: &'a [f32],
-}
-
-impl<'a, N: Plain, const S: usize> Products<'a, N, S> {
+    /// Computes two blocks of rows at a time for few vectors: additions to one sum are sequential, so twice
+    /// as many sums are faster.
     #[inline(always)]
-    fn new(words: [&'a [u32]; S], x: &'a [f32]) -> Self {
-        Self { columns: words.map(bytemuck::cast_slice), x }
-    }
-}
-
-impl<N: Plain, const S: usize> Work for Products<'_, N, S> {
-    type Output = [[f32; SIXTEEN]; S];
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) -> [[f32; SIXTEEN]; S] {
-        let Self { mut columns, x } = self;
-        for s in 0..S {
-            columns[s] = &columns[s][..x.len()];
-        }
-        let mut sums = [lanes.splat(0.0); S];
-        for (i, x) in x.iter().enumerate() {
-            let x = lanes.splat(*x);
-            for s in 0..S {
-                lanes.prefetch(std::slice::from_ref(&columns[s][i]));
-                sums[s] = lanes.mul_add(N::floats(lanes, &columns[s][i]), x, sums[s]);
+    fn add_products<L: Lanes, const T: usize>(
+        lanes: L,
+        rows: Rows<'_>,
+        x: &[[f32; T]],
+        sums: &mut Sums<'_, '_>,
+    ) {
+        let mut i = 0;
+        if T <= if const { L::REGISTERS >= 32 } { 8 } else { 2 } {
+            while i + 1 < rows.sixteens() {
+                let start = [sums.start::<L, T>(lanes, i), sums.start::<L, T>(lanes, i + 1)];
+                let both = products::<L, N, T, 2>(lanes, [rows.words(i), rows.words(i + 1)], x, start);
+                sums.store::<L, T>(lanes, i, both[0]);
+                sums.store::<L, T>(lanes, i + 1, both[1]);
+                i += 2;
             }
         }
-        let mut arrays = [[0.0; SIXTEEN]; S];
-        for s in 0..S {
-            arrays[s] = lanes.array(sums[s]);
+        while i < rows.sixteens() {
+            let start = sums.start::<L, T>(lanes, i);
+            let products = Self::products::<L, T>(lanes, rows.words(i), x, start);
+            sums.store::<L, T>(lanes, i, products);
+            i += 1;
         }
-        arrays
     }
+}
+
+/// Returns the products of `S` blocks of sixteen rows with `T` vectors, added to `sums`.
+#[inline(always)]
+fn products<L: Lanes, N: Plain, const T: usize, const S: usize>(
+    lanes: L,
+    words: [&[u32]; S],
+    x: &[[f32; T]],
+    mut sums: [[L::Floats; T]; S],
+) -> [[L::Floats; T]; S] {
+    let mut columns: [&[[N::Number; 16]]; S] = [&[]; S];
+    for s in 0..S {
+        // The length is made known to the compiler, so that bounds are not checked repeatedly.
+        columns[s] = &bytemuck::cast_slice(words[s])[..x.len()];
+    }
+    for (i, x) in x.iter().enumerate() {
+        let mut numbers = [lanes.splat(0.0); S];
+        for s in 0..S {
+            lanes.prefetch(std::slice::from_ref(&columns[s][i]));
+            numbers[s] = N::floats(lanes, &columns[s][i]);
+        }
+        for t in 0..T {
+            let x = lanes.splat(x[t]);
+            for s in 0..S {
+                sums[s][t] = lanes.mul_add(numbers[s], x, sums[s][t]);
+            }
+        }
+    }
+    sums
 }

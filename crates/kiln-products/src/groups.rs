@@ -30,10 +30,6 @@ pub struct Group<'a> {
     pub y: Vec<&'a mut [f32]>,
 }
 
-/// Largest number of sixteen-row blocks per piece, so that the sums of its tiles stay in the second-level
-/// cache.
-const MOST_SIXTEENS: usize = 64;
-
 /// Computes the products of each group of vectors `x` `[vectors, columns]` with matrices in
 /// [`Order::Sixteens`]. Returns `None` if the words do not match the rows; then some results may have been
 /// written.
@@ -51,21 +47,23 @@ pub fn products_of_groups(
     let worth = bytes / (WORTH_SHARING / ONE_THREAD);
     let pieces_of_each = pieces(worth).div_ceil(groups.len().max(1));
     let mut all = Vec::new();
-    for Group { vectors, words, y } in groups {
+    let mut of_each = Vec::with_capacity(groups.len());
+    for (group, Group { vectors, words, y }) in groups.into_iter().enumerate() {
         let rows = y.first().map_or(0, |y| y.len());
         if rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride || vectors.len() != y.len() {
             return None;
         }
-        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each).min(MOST_SIXTEENS);
+        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each);
         let first = all.len();
-        let piece = |words| Piece { vectors: vectors.clone(), words, stride, y: Vec::with_capacity(y.len()) };
+        let piece = |words| Piece { group, words, stride, y: Vec::with_capacity(y.len()) };
         all.extend(words.chunks(sixteens * stride).map(piece));
         for row in y {
             let parts = row.chunks_mut(sixteens * SIXTEEN);
             all[first..].iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
         }
+        of_each.push(vectors);
     }
-    formats::visit(format, Products { x, columns, arithmetic, worth, pieces: all });
+    formats::visit(format, Products { x, columns, arithmetic, worth, groups: of_each, pieces: all });
     Some(())
 }
 
@@ -75,13 +73,14 @@ struct Products<'a> {
     arithmetic: Arithmetic,
     /// Number of products of pairs of numbers that take about as long as all pieces.
     worth: usize,
+    /// Vectors of each group.
+    groups: Vec<Range<usize>>,
     pieces: Vec<Piece<'a>>,
 }
 
 impl Products<'_> {
     fn compute<K: Kernel>(self, x: &[K::Run]) {
-        let in_tiles = self.pieces.iter().any(|piece| piece.vectors.len() > 1);
-        let x = Vectors::new::<K>(x, self.columns, in_tiles);
+        let x = Vectors::new::<K>(x, self.columns, self.groups);
         share(self.worth, self.pieces, |piece| kiln_simd::run(Tiles::<K> { x: &x, piece }));
     }
 }

@@ -7,11 +7,10 @@
 use std::marker::PhantomData;
 
 use kiln_simd::{Lanes, Work};
-use kiln_weights::streams::SIXTEEN;
 
 use crate::{
     formats::{Block, CodesOfRun, Packed, RUN},
-    tiles::{Kernel, SixteenRows},
+    tiles::{Computation, Kernel, Tiles, Unpacking, of_eight, of_six, of_three},
 };
 
 /// 32 elements of a vector as signed bytes with a scale.
@@ -77,7 +76,7 @@ pub(crate) struct Integers<P>(PhantomData<P>);
 
 /// Codes as bytes, and their factors.
 #[derive(Default)]
-pub(crate) struct Rows {
+pub(crate) struct Unpacked {
     /// Four codes of each row per entry.
     quads: Vec<[u32; 16]>,
     /// Factors of each group.
@@ -89,18 +88,37 @@ type Factors = [[f32; 16]; 3];
 
 impl<P: Packed> Kernel for Integers<P> {
     type Run = Run;
-    type Rows = Rows;
 
-    const PART: usize = 1024 / RUN;
+    const UNIT: usize = 256 / RUN;
 
     #[inline(always)]
-    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
-        if const { L::REGISTERS >= 32 } {
-            rows.in_eights(lanes, x, y);
-        } else if const { in_pairs::<L, P>() } {
-            rows.in_sixes(lanes, x, y);
+    fn width<L: Lanes>(vectors: usize) -> usize {
+        if L::REGISTERS >= 32 {
+            of_eight(vectors)
+        } else if in_threes::<L, P>() {
+            of_three(vectors)
         } else {
-            rows.in_threes(lanes, x, y);
+            of_six(vectors)
+        }
+    }
+
+    #[inline(always)]
+    fn in_width<L: Lanes>(tile: impl Computation, lanes: L) {
+        if const { L::REGISTERS >= 32 } {
+            tile.of_eight(lanes);
+        } else if const { in_threes::<L, P>() } {
+            tile.of_three(lanes);
+        } else {
+            tile.of_six(lanes);
+        }
+    }
+
+    #[inline(always)]
+    fn compute<L: Lanes>(tiles: Tiles<'_, Self>, lanes: L) {
+        if const { decoded_for::<L, P>() < usize::MAX } && tiles.vectors() > decoded_for::<L, P>() {
+            tiles.of_unpacked(lanes);
+        } else {
+            tiles.of_words(lanes);
         }
     }
 
@@ -109,8 +127,12 @@ impl<P: Packed> Kernel for Integers<P> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Run]) -> L::Floats {
-        let mut total = [lanes.splat(0.0)];
+    fn products<L: Lanes, const T: usize>(
+        lanes: L,
+        words: &[u32],
+        x: &[[Run; T]],
+        mut totals: [L::Floats; T],
+    ) -> [L::Floats; T] {
         for (words, x) in words.chunks_exact(P::WORDS).zip(x.chunks_exact(P::RUNS)) {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
@@ -118,19 +140,23 @@ impl<P: Packed> Kernel for Integers<P> {
             block.prefetch_scales::<L, P>(lanes);
             for run in 0..P::RUNS {
                 block.prefetch_codes::<L, P>(lanes, run);
-                let quads = block.run::<P>(run);
+                let codes = block.run::<P>(run);
                 for group in 0..P::GROUPS {
-                    let sum = sum::<L, P>(lanes, &quads, group, &x[run]);
+                    let sums = sums::<L, P, T>(lanes, &codes, group, &x[run]);
                     let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
-                    total = add::<L, P, 1>(lanes, total, [sum], group, [scale, minimum, zeros], [&x[run]]);
+                    totals = add::<L, P, T>(lanes, totals, sums, group, [scale, minimum, zeros], &x[run]);
                 }
             }
         }
-        total[0]
+        totals
     }
+}
+
+impl<P: Packed> Unpacking for Integers<P> {
+    type Unpacked = Unpacked;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Rows) {
+    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Unpacked) {
         rows.quads.clear();
         rows.factors.clear();
         for words in words.chunks_exact(P::WORDS) {
@@ -153,10 +179,10 @@ impl<P: Packed> Kernel for Integers<P> {
     }
 
     #[inline(always)]
-    fn products<L: Lanes, const T: usize>(
+    fn products_of_unpacked<L: Lanes, const T: usize>(
         lanes: L,
-        rows: &Rows,
-        x: [&[Run]; T],
+        rows: &Unpacked,
+        x: &[[Run; T]],
         mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
         // If a product takes several instructions, a loop whose length the compiler does not know is used: it
@@ -167,15 +193,14 @@ impl<P: Packed> Kernel for Integers<P> {
         };
         for (i, (quads, factors)) in rows.quads.chunks_exact(each).zip(&rows.factors).enumerate() {
             let (run, group) = (i / P::GROUPS, i % P::GROUPS);
-            let (mut runs, mut numbers) = ([&x[0][run]; T], [&x[0][run].quads[..]; T]);
+            let (x, mut numbers) = (&x[run], [&x[run][0].quads[..]; T]);
             for t in 0..T {
-                runs[t] = &x[t][run];
-                numbers[t] = &x[t][run].quads[group * QUADS / P::GROUPS..][..quads.len()];
+                numbers[t] = &x[t].quads[group * QUADS / P::GROUPS..][..quads.len()];
             }
-            let sums = sums::<L, P, T>(lanes, quads, numbers, group, runs);
+            let sums = sums_of_unpacked::<L, P, T>(lanes, quads, numbers, group, x);
             let [scale, minimum, zeros] = factors;
             let factors = [lanes.floats(scale), lanes.floats(minimum), lanes.floats(zeros)];
-            totals = add::<L, P, T>(lanes, totals, sums, group, factors, runs);
+            totals = add::<L, P, T>(lanes, totals, sums, group, factors, x);
         }
         totals
     }
@@ -183,6 +208,24 @@ impl<P: Packed> Kernel for Integers<P> {
 
 /// Number of words of four codes in a run.
 const QUADS: usize = RUN / 4;
+
+/// Whether few registers are best for tiles of three: if a product is one instruction, sums that leave their
+/// registers cost more than codes that are decoded again.
+const fn in_threes<L: Lanes, P: Packed>() -> bool {
+    L::LARGEST_PAIR == 0 && P::STREAMS.low < 8
+}
+
+/// Largest number of vectors for which rows are decoded again for each tile. Unpacking them pays earlier if
+/// tiles are small and products are several instructions, and never if codes are whole bytes.
+const fn decoded_for<L: Lanes, P: Packed>() -> usize {
+    match (L::REGISTERS < 32, L::LARGEST_PAIR > 0) {
+        (false, _) => usize::MAX,
+        _ if P::STREAMS.low == 8 => usize::MAX,
+        (true, true) => 12,
+        (true, false) if P::STREAMS.high > 0 || P::STREAMS.table.is_some() => 32,
+        (true, false) => usize::MAX,
+    }
+}
 
 /// Whether pairs of products of a whole group are summed before they are widened: a pair is at most 254 times
 /// the largest byte.
@@ -195,31 +238,46 @@ fn dot<L: Lanes, P: Packed>(lanes: L, sums: L::Words, quad: L::Words, x: i32) ->
     if P::WIDE { lanes.dot_wide(sums, quad, x) } else { lanes.dot(sums, quad, x) }
 }
 
-/// Returns the products of a group with a vector, from packed codes.
+/// Returns the products of a group with several vectors.
 #[inline(always)]
-fn sum<L: Lanes, P: Packed>(lanes: L, codes: &CodesOfRun<'_, P>, group: usize, x: &Run) -> L::Words {
-    let (mut sum, mut pairs, each) = (lanes.integers(x.starts[group]), lanes.no_pairs(), QUADS / P::GROUPS);
+fn sums<L: Lanes, P: Packed, const T: usize>(
+    lanes: L,
+    codes: &CodesOfRun<'_, P>,
+    group: usize,
+    x: &[Run; T],
+) -> [L::Words; T] {
+    let (mut sums, mut pairs, each) = ([lanes.integers(0); T], [lanes.no_pairs(); T], QUADS / P::GROUPS);
+    for t in 0..T {
+        sums[t] = lanes.integers(x[t].starts[group]);
+    }
     for i in 0..each {
         // Four-bit codes share a word with those of the other half of the run: in this order the word is
         // neither kept nor read again.
         let q = if each == QUADS && P::STREAMS.low == 4 { i % 2 * 4 + i / 2 } else { group * each + i };
         let quad = codes.quad(lanes, q);
-        match in_pairs::<L, P>() {
-            true => pairs = lanes.add_pairs(pairs, quad, x.quads[q]),
-            false => sum = dot::<L, P>(lanes, sum, quad, x.quads[q]),
+        for t in 0..T {
+            match in_pairs::<L, P>() {
+                true => pairs[t] = lanes.add_pairs(pairs[t], quad, x[t].quads[q]),
+                false => sums[t] = dot::<L, P>(lanes, sums[t], quad, x[t].quads[q]),
+            }
         }
     }
-    if in_pairs::<L, P>() { lanes.sum_pairs(sum, pairs) } else { sum }
+    for t in 0..T {
+        if in_pairs::<L, P>() {
+            sums[t] = lanes.sum_pairs(sums[t], pairs[t]);
+        }
+    }
+    sums
 }
 
-/// Returns the products of a group with several vectors.
+/// Returns the products of a group with several vectors, from its bytes.
 #[inline(always)]
-fn sums<L: Lanes, P: Packed, const T: usize>(
+fn sums_of_unpacked<L: Lanes, P: Packed, const T: usize>(
     lanes: L,
     quads: &[[u32; 16]],
     numbers: [&[i32]; T],
     group: usize,
-    x: [&Run; T],
+    x: &[Run; T],
 ) -> [L::Words; T] {
     let mut sums = [lanes.integers(0); T];
     if in_pairs::<L, P>() {
@@ -255,7 +313,7 @@ fn add<L: Lanes, P: Packed, const T: usize>(
     sums: [L::Words; T],
     group: usize,
     [scale, minimum, zeros]: [L::Floats; 3],
-    x: [&Run; T],
+    x: &[Run; T],
 ) -> [L::Floats; T] {
     for t in 0..T {
         let scale = lanes.mul(scale, lanes.splat(x[t].scale));

@@ -2,9 +2,9 @@
 //! numbers are computed from their codes.
 //!
 //! Decoding reads every weight once per token, so it takes as long as reading does: fewer bits are faster. A
-//! lane is a row of the matrix ([`kiln_simd`]). A single vector is multiplied by codes as they are read from
-//! memory. For several vectors, the codes of sixteen rows are unpacked once, to memory that stays in the
-//! first-level caches.
+//! lane is a row of the matrix ([`kiln_simd`]). Vectors are multiplied in tiles, by codes as they are read:
+//! rows stay in the caches while the tiles pass by. Where registers are few and vectors are many, the codes
+//! of sixteen rows are unpacked once.
 //!
 //! In integers (`integers.rs`), vectors become signed bytes with a scale for each 32, and a product of two
 //! bytes is exact. In floats (`floats.rs`), codes become float32.

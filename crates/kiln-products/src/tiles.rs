@@ -4,21 +4,19 @@
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use kiln_simd::{Lanes, Work};
 use kiln_weights::streams::SIXTEEN;
 
 use crate::threads::share;
 
-/// Number of bytes of vectors that stay in the second-level cache while weights pass by.
+/// Number of bytes of vectors that stay in the second-level cache while rows pass by, and of rows while tiles
+/// of vectors pass by.
 const CACHE: usize = 256 << 10;
 
-/// Number of operations that take about as long as copying one element of a vector.
-const COPYING: usize = 4;
-
-/// No limit on the number of vectors.
-const ALL: usize = usize::MAX;
+/// Number of operations that take about as long as copying one byte of a vector.
+const COPYING: usize = 8;
 
 /// How sixteen rows are multiplied by vectors. The product of a vector has the same bits, whichever function
 /// computes it.
@@ -29,47 +27,174 @@ pub(crate) trait Kernel {
     /// A part of a vector.
     type Run: Copy + Default + Send + Sync;
 
-    /// Sixteen rows, or a part of them, in the form in which several vectors are multiplied by them.
-    type Rows: Default;
+    /// Number of runs that always belong to the same part of a vector.
+    const UNIT: usize;
 
-    /// Number of runs per part. The sums over one part are completed before those over the next, so that the
-    /// rows for several vectors stay in the first-level cache.
-    const PART: usize;
+    /// Width of the next tile if this many vectors are left.
+    fn width<L: Lanes>(vectors: usize) -> usize;
 
-    /// Multiplies vectors by `rows`, in tiles as large as registers allow.
-    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]])
+    /// Computes a tile with a function for its width.
+    fn in_width<L: Lanes>(tile: impl Computation, lanes: L);
+
+    /// Computes a piece of work.
+    #[inline(always)]
+    fn compute<L: Lanes>(tiles: Tiles<'_, Self>, lanes: L)
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        tiles.of_words(lanes);
+    }
 
     /// Number of runs of a vector with `columns` elements.
     fn runs(columns: usize) -> usize;
 
-    /// Returns the products of sixteen rows with one vector.
-    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Self::Run]) -> L::Floats;
-
-    /// Writes the products of all rows with one vector; each sixteen rows take `stride` words.
-    #[inline(always)]
-    fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[Self::Run], y: &mut [f32]) {
-        for (words, y) in words.chunks(stride).zip(y.chunks_mut(SIXTEEN)) {
-            store(lanes.array(Self::product(lanes, words, x)), y);
-        }
-    }
-
-    /// Unpacks the words of a part of sixteen rows into `rows`.
-    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Self::Rows);
-
-    /// Returns the products of `rows` with `T` vectors, added to `start`.
+    /// Returns the products of sixteen rows with `T` vectors, added to `start`.
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        rows: &Self::Rows,
-        x: [&[Self::Run]; T],
+        words: &[u32],
+        x: &[[Self::Run; T]],
+        start: [L::Floats; T],
+    ) -> [L::Floats; T];
+
+    /// Adds the products of rows with `T` vectors to `sums`.
+    #[inline(always)]
+    fn add_products<L: Lanes, const T: usize>(
+        lanes: L,
+        rows: Rows<'_>,
+        x: &[[Self::Run; T]],
+        sums: &mut Sums<'_, '_>,
+    ) {
+        for i in 0..rows.sixteens() {
+            let start = sums.start::<L, T>(lanes, i);
+            let products = Self::products::<L, T>(lanes, rows.words(i), x, start);
+            sums.store::<L, T>(lanes, i, products);
+        }
+    }
+}
+
+/// A kernel that can unpack rows, so that they are decoded once for many vectors.
+pub(crate) trait Unpacking: Kernel {
+    /// A part of the columns of sixteen rows.
+    type Unpacked: Default;
+
+    /// Unpacks the words of a part of sixteen rows.
+    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Self::Unpacked);
+
+    /// Returns the products of sixteen rows with `T` vectors, added to `start`.
+    fn products_of_unpacked<L: Lanes, const T: usize>(
+        lanes: L,
+        rows: &Self::Unpacked,
+        x: &[[Self::Run; T]],
         start: [L::Floats; T],
     ) -> [L::Floats; T];
 }
 
+/// A part of the columns of some rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    words: &'a [u32],
+    /// Number of words of sixteen rows.
+    stride: usize,
+    /// First word of the part, and its end.
+    part: [usize; 2],
+}
+
+impl<'a> Rows<'a> {
+    /// Number of blocks of sixteen rows.
+    #[inline(always)]
+    pub(crate) fn sixteens(&self) -> usize {
+        self.words.len() / self.stride
+    }
+
+    /// Returns the words of a block of sixteen rows.
+    #[inline(always)]
+    pub(crate) fn words(&self, i: usize) -> &'a [u32] {
+        &self.words[i * self.stride..][self.part[0]..self.part[1]]
+    }
+}
+
+/// Sums of the products of some rows with the vectors of a tile.
+pub(crate) struct Sums<'a, 'y> {
+    /// Results of each vector.
+    y: &'a mut [&'y mut [f32]],
+    /// Index of the first row.
+    first: usize,
+    /// Whether the sums begin at 0.
+    begin: bool,
+}
+
+impl Sums<'_, '_> {
+    /// Returns the sums so far of a block of sixteen rows.
+    #[inline(always)]
+    pub(crate) fn start<L: Lanes, const T: usize>(&self, lanes: L, i: usize) -> [L::Floats; T] {
+        let mut start = [lanes.splat(0.0); T];
+        if !self.begin {
+            for (t, y) in self.y.iter().enumerate().take(T) {
+                let y = &y[self.first + i * SIXTEEN..];
+                let mut sums = [0.0; SIXTEEN];
+                let len = y.len().min(SIXTEEN);
+                sums[..len].copy_from_slice(&y[..len]);
+                start[t] = lanes.floats(&sums);
+            }
+        }
+        start
+    }
+
+    /// Writes the sums of a block of sixteen rows, or of as many as there are.
+    #[inline(always)]
+    pub(crate) fn store<L: Lanes, const T: usize>(&mut self, lanes: L, i: usize, sums: [L::Floats; T]) {
+        for t in 0..T {
+            if let Some(y) = self.y.get_mut(t) {
+                let (y, sums) = (&mut y[self.first + i * SIXTEEN..], lanes.array(sums[t]));
+                match y.first_chunk_mut::<SIXTEEN>() {
+                    Some(y) => *y = sums,
+                    None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
+                }
+            }
+        }
+    }
+}
+
+/// Width of the next tile of at most sixteen, if this many vectors are left. The last tile may have room for
+/// more: a tile takes at least as long as one sum has to wait for the one before, so a tile that is not full
+/// is faster than several small ones.
+pub(crate) fn of_sixteen(vectors: usize) -> usize {
+    match vectors {
+        1 | 2 => vectors,
+        3..=4 => 4,
+        5..=8 => 8,
+        9..=12 => 12,
+        _ => 16,
+    }
+}
+
+/// Width of the next tile of at most eight, if this many vectors are left.
+pub(crate) fn of_eight(vectors: usize) -> usize {
+    match vectors {
+        1 | 2 => vectors,
+        3..=4 => 4,
+        _ => 8,
+    }
+}
+
+/// Width of the next tile of at most six, and of four if seven or eight vectors are left.
+pub(crate) fn of_six(vectors: usize) -> usize {
+    match vectors {
+        ..=3 => vectors,
+        4 | 7 | 8 => 4,
+        _ => 6,
+    }
+}
+
+/// Width of the next tile of at most three, if this many vectors are left.
+pub(crate) fn of_three(vectors: usize) -> usize {
+    vectors.min(3)
+}
+
 /// Some rows of a matrix, and their part of each vector's result.
 pub(crate) struct Piece<'a> {
-    pub(crate) vectors: Range<usize>,
+    /// Index of the group of vectors.
+    pub(crate) group: usize,
     pub(crate) words: &'a [u32],
     /// Number of words of sixteen rows.
     pub(crate) stride: usize,
@@ -82,33 +207,117 @@ pub(crate) struct Vectors<'a, R> {
     x: &'a [R],
     /// Number of runs per vector.
     runs: usize,
+    groups: Vec<Group>,
+    /// The tiles of each group that has several vectors.
+    tiles: Vec<R>,
+}
+
+/// Vectors that are multiplied by the same rows, in tiles: the first part of each tile, then the second part
+/// of each. A part of a tile has the first run of each of its vectors, then the second run of each, so that
+/// it is read in order.
+struct Group {
+    vectors: Range<usize>,
+    tiles: Vec<Tile>,
+    /// Index of the first run among those of all tiles.
+    first: usize,
     /// Number of runs per part.
     part: usize,
-    /// The first part of each vector, then the second part of each. They are adjacent, so that those of a
-    /// tile do not compete for the same lines of the first-level cache. Empty if no two vectors are
-    /// multiplied by the same rows.
-    parts: Vec<R>,
+}
+
+/// Some vectors that are multiplied together.
+struct Tile {
+    vectors: Range<usize>,
+    /// Number of vectors that the tile has room for.
+    width: usize,
+    /// Sum of the widths of the tiles before it.
+    place: usize,
+}
+
+impl Group {
+    /// Sum of the widths of all tiles.
+    fn places(&self) -> usize {
+        self.tiles.last().map_or(0, |tile| tile.place + tile.width)
+    }
+
+    /// Returns the runs of each part, of `runs`.
+    fn parts(&self, runs: usize) -> impl Iterator<Item = Range<usize>> {
+        let part = self.part;
+        (0..runs).step_by(part).map(move |first| first..runs.min(first + part))
+    }
+}
+
+/// Divides the vectors of each group into tiles.
+struct Division<K> {
+    groups: Vec<Range<usize>>,
+    runs: usize,
+    kernel: PhantomData<K>,
+}
+
+impl<K: Kernel> Work for Division<K> {
+    type Output = Vec<Group>;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) -> Vec<Group> {
+        let (runs, mut next) = (self.runs, 0);
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for vectors in self.groups {
+            let (mut tiles, mut place, mut left) = (Vec::new(), 0, vectors.clone());
+            while !left.is_empty() {
+                let width = K::width::<L>(left.len());
+                let end = left.end.min(left.start + width);
+                tiles.push(Tile { vectors: left.start..end, width, place });
+                (place, left.start) = (place + width, end);
+            }
+            let part = part::<K>(runs, tiles.first().map_or(1, |tile: &Tile| tile.width));
+            groups.push(Group { vectors, tiles, first: next, part });
+            if place > 1 {
+                next += place * runs;
+            }
+        }
+        groups
+    }
+}
+
+/// Returns the number of runs per part, so that a part of a tile stays in the cache.
+fn part<K: Kernel>(runs: usize, width: usize) -> usize {
+    let units = runs.div_ceil(K::UNIT);
+    let most = (CACHE / (size_of::<K::Run>() * width * K::UNIT)).max(1);
+    runs.min(units.div_ceil(units.div_ceil(most)) * K::UNIT)
 }
 
 impl<'a, R: Copy + Default + Send + Sync> Vectors<'a, R> {
-    pub(crate) fn new<K: Kernel<Run = R>>(x: &'a [R], columns: usize, in_tiles: bool) -> Self {
-        let runs = K::runs(columns);
-        let part = K::PART.min(runs).max(1);
-        let mut parts = vec![R::default(); if in_tiles { x.len() } else { 0 }];
-        let of_each = parts.chunks_mut((part * x.len() / runs.max(1)).max(1)).enumerate().collect();
-        share(COPYING * size_of_val(x), of_each, |(i, parts): (usize, &mut [R])| {
-            let part = i * part..runs.min((i + 1) * part);
-            let vectors = x.chunks(runs).map(|x| &x[part.clone()]);
-            parts.chunks_mut(part.len()).zip(vectors).for_each(|(to, from)| to.copy_from_slice(from));
+    pub(crate) fn new<K: Kernel<Run = R>>(x: &'a [R], columns: usize, groups: Vec<Range<usize>>) -> Self {
+        let runs = K::runs(columns).max(1);
+        let groups = kiln_simd::run(Division::<K> { groups, runs, kernel: PhantomData });
+        let places = groups.iter().map(Group::places).filter(|places| *places > 1).sum::<usize>();
+        let mut tiles = vec![R::default(); places * runs];
+        let (mut pieces, mut rest) = (Vec::new(), &mut tiles[..]);
+        for group in groups.iter().filter(|group| group.places() > 1) {
+            for part in group.parts(runs) {
+                for tile in &group.tiles {
+                    let (to, others) = std::mem::take(&mut rest).split_at_mut(part.len() * tile.width);
+                    pieces.push((to, tile, part.clone()));
+                    rest = others;
+                }
+            }
+        }
+        share(COPYING * size_of::<R>() * places * runs, pieces, |(to, tile, part)| {
+            let vectors = x[tile.vectors.start * runs..tile.vectors.end * runs].chunks(runs);
+            for (t, from) in vectors.enumerate() {
+                let to = to.iter_mut().skip(t).step_by(tile.width);
+                to.zip(&from[part.clone()]).for_each(|(to, from)| *to = *from);
+            }
         });
-        Self { x, runs, part, parts }
+        Self { x, runs, groups, tiles }
     }
 
-    /// Returns the part of some vectors that begins with run `first`.
-    fn part(&self, vectors: &Range<usize>, first: usize) -> &[R] {
-        let len = self.part.min(self.runs - first);
-        let before = first * (self.x.len() / self.runs);
-        &self.parts[before + vectors.start * len..before + vectors.end * len]
+    /// Returns a part of a tile of a group.
+    fn part(&self, group: &Group, tile: &Tile, part: &Range<usize>) -> &[R] {
+        if group.places() == 1 {
+            return &self.x[tile.vectors.start * self.runs..][part.clone()];
+        }
+        let before = group.first + group.places() * part.start + tile.place * part.len();
+        &self.tiles[before..before + tile.width * part.len()]
     }
 }
 
@@ -123,138 +332,165 @@ impl<K: Kernel> Work for Tiles<'_, K> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { x, piece: Piece { vectors, words, stride, mut y } } = self;
-        let (runs, mut from) = (x.runs, vectors.start);
-        if let [y] = &mut y[..] {
-            K::write_products(lanes, words, stride, &x.x[from * runs..][..runs], y);
-            return;
-        }
-        let (mut rows, mut sums) = (K::Rows::default(), Vec::new());
-        let together = (CACHE / (x.part * size_of::<K::Run>()).max(1)).next_multiple_of(8);
-        for y in y.chunks_mut(together) {
-            let vectors = from..from + y.len();
-            from = vectors.end;
-            // In the order of tiles: in a result, sixteen rows are far from the next sixteen, and often
-            // compete for the same cache lines.
-            sums.resize(words.len().div_ceil(stride) * y.len(), [0.0; SIXTEEN]);
-            for first in (0..runs).step_by(x.part) {
-                let parts = x.part(&vectors, first);
-                let part = first..runs.min(first + x.part);
-                for (words, sums) in words.chunks(stride).zip(sums.chunks_mut(y.len())) {
-                    let words = &words[stride * part.start / runs..stride * part.end / runs];
-                    K::unpack(lanes, words, &mut rows);
-                    let rows = SixteenRows::<K> { rows: &rows, runs: part.len(), is_first: first == 0 };
-                    K::meet(&rows, lanes, parts, sums);
+        K::compute(self, lanes);
+    }
+}
+
+impl<K: Kernel> Tiles<'_, K> {
+    /// Number of vectors.
+    pub(crate) fn vectors(&self) -> usize {
+        self.piece.y.len()
+    }
+
+    /// Computes all tiles from the words of rows.
+    #[inline(always)]
+    pub(crate) fn of_words<L: Lanes>(self, lanes: L) {
+        let group = &self.x.groups[self.piece.group];
+        // Rows that stay in the cache while the vectors of all tiles pass by.
+        let words_of_part = self.piece.stride * group.part / self.x.runs;
+        let together = CACHE / (words_of_part * size_of::<u32>()).max(1);
+        self.for_each_tile(together.max(1), |tile, _| K::in_width(tile, lanes));
+    }
+
+    /// Calls a function for each tile, with `sixteens` blocks of rows, and whether it is the first tile of
+    /// these.
+    #[inline(always)]
+    fn for_each_tile(self, sixteens: usize, mut compute: impl FnMut(OfWords<'_, '_, K>, bool)) {
+        let Self { x, piece: Piece { group, words, stride, mut y } } = self;
+        let (runs, group) = (x.runs, &x.groups[group]);
+        for (i, words) in words.chunks(sixteens * stride).enumerate() {
+            for part in group.parts(runs) {
+                let rows =
+                    Rows { words, stride, part: [part.start, part.end].map(|run| stride * run / runs) };
+                for tile in &group.tiles {
+                    let [start, end] =
+                        [tile.vectors.start, tile.vectors.end].map(|at| at - group.vectors.start);
+                    let y = &mut y[start..end];
+                    let sums = Sums { y, first: i * sixteens * SIXTEEN, begin: part.start == 0 };
+                    let x = x.part(group, tile, &part);
+                    compute(OfWords { rows, x, width: tile.width, sums }, start == 0);
                 }
             }
-            for (i, sums) in sums.chunks(y.len()).enumerate() {
-                sums.iter().zip(y.iter_mut()).for_each(|(sums, y)| store(*sums, &mut y[i * SIXTEEN..]));
+        }
+    }
+}
+
+impl<K: Unpacking> Tiles<'_, K> {
+    /// Computes all tiles from rows that are unpacked once.
+    #[inline(always)]
+    pub(crate) fn of_unpacked<L: Lanes>(self, lanes: L) {
+        let mut unpacked = K::Unpacked::default();
+        self.for_each_tile(1, |tile, is_first| {
+            if is_first {
+                K::unpack(lanes, tile.rows.words(0), &mut unpacked);
             }
+            K::in_width(OfUnpacked { rows: &unpacked, tile }, lanes);
+        });
+    }
+}
+
+/// A tile to be computed by a function for its width.
+pub(crate) trait Computation: Sized {
+    /// Number of vectors that the tile has room for.
+    fn width(&self) -> usize;
+
+    /// Computes a tile that has room for `T` vectors.
+    fn run<L: Lanes, const T: usize>(self, lanes: L);
+
+    /// Computes a tile of at most sixteen.
+    #[inline(always)]
+    fn of_sixteen<L: Lanes>(self, lanes: L) {
+        match self.width() {
+            1 => lanes.call(Of::<Self, 1>(self)),
+            2 => lanes.call(Of::<Self, 2>(self)),
+            4 => lanes.call(Of::<Self, 4>(self)),
+            8 => lanes.call(Of::<Self, 8>(self)),
+            12 => lanes.call(Of::<Self, 12>(self)),
+            _ => lanes.call(Of::<Self, 16>(self)),
+        }
+    }
+
+    /// Computes a tile of at most eight.
+    #[inline(always)]
+    fn of_eight<L: Lanes>(self, lanes: L) {
+        match self.width() {
+            1 => lanes.call(Of::<Self, 1>(self)),
+            2 => lanes.call(Of::<Self, 2>(self)),
+            4 => lanes.call(Of::<Self, 4>(self)),
+            _ => lanes.call(Of::<Self, 8>(self)),
+        }
+    }
+
+    /// Computes a tile of six or of at most four.
+    #[inline(always)]
+    fn of_six<L: Lanes>(self, lanes: L) {
+        match self.width() {
+            4 => lanes.call(Of::<Self, 4>(self)),
+            6 => lanes.call(Of::<Self, 6>(self)),
+            _ => self.of_three(lanes),
+        }
+    }
+
+    /// Computes a tile of at most three.
+    #[inline(always)]
+    fn of_three<L: Lanes>(self, lanes: L) {
+        match self.width() {
+            1 => lanes.call(Of::<Self, 1>(self)),
+            2 => lanes.call(Of::<Self, 2>(self)),
+            _ => lanes.call(Of::<Self, 3>(self)),
         }
     }
 }
 
-/// A part of sixteen rows, to be multiplied by vectors.
-pub(crate) struct SixteenRows<'a, K: Kernel> {
-    rows: &'a K::Rows,
-    /// Number of runs in a part of a vector.
-    runs: usize,
-    /// Whether this is the first part, with which sums begin.
-    is_first: bool,
-}
+/// A tile that has room for `T` vectors.
+struct Of<C, const T: usize>(C);
 
-impl<K: Kernel> SixteenRows<'_, K> {
-    /// Multiplies vectors in tiles of eight, of four and of one.
-    #[inline(always)]
-    pub(crate) fn in_eights<L: Lanes>(&self, lanes: L, x: &[K::Run], y: &mut [[f32; SIXTEEN]]) {
-        let (x, y) = self.in_tiles::<L, 8>(lanes, x, y, ALL);
-        let (x, y) = self.in_tiles::<L, 4>(lanes, x, y, ALL);
-        self.in_tiles::<L, 1>(lanes, x, y, ALL);
-    }
-
-    /// Multiplies vectors in tiles of six, of four if seven or eight are left over, of three and of one: a
-    /// tile of one has to wait for its sums.
-    #[inline(always)]
-    pub(crate) fn in_sixes_and_fours<L: Lanes>(&self, lanes: L, x: &[K::Run], y: &mut [[f32; SIXTEEN]]) {
-        let sixes = match y.len() % 6 {
-            left @ (1 | 2) if y.len() > 6 => y.len() - left - 6,
-            left => y.len() - left,
-        };
-        let (x, y) = self.in_tiles::<L, 6>(lanes, x, y, sixes);
-        let (x, y) = self.in_tiles::<L, 4>(lanes, x, y, ALL);
-        self.in_threes(lanes, x, y);
-    }
-
-    /// Multiplies vectors in tiles of six, of three and of one.
-    #[inline(always)]
-    pub(crate) fn in_sixes<L: Lanes>(&self, lanes: L, x: &[K::Run], y: &mut [[f32; SIXTEEN]]) {
-        let (x, y) = self.in_tiles::<L, 6>(lanes, x, y, ALL);
-        self.in_threes(lanes, x, y);
-    }
-
-    /// Multiplies vectors in tiles of three and of one.
-    #[inline(always)]
-    pub(crate) fn in_threes<L: Lanes>(&self, lanes: L, x: &[K::Run], y: &mut [[f32; SIXTEEN]]) {
-        let (x, y) = self.in_tiles::<L, 3>(lanes, x, y, ALL);
-        self.in_tiles::<L, 1>(lanes, x, y, ALL);
-    }
-
-    /// Multiplies whole tiles of `T` vectors, out of the first `most` vectors, and returns the remaining
-    /// vectors.
-    #[inline(always)]
-    fn in_tiles<'x, 'y, L: Lanes, const T: usize>(
-        &self,
-        lanes: L,
-        x: &'x [K::Run],
-        y: &'y mut [[f32; SIXTEEN]],
-        most: usize,
-    ) -> (&'x [K::Run], &'y mut [[f32; SIXTEEN]]) {
-        let vectors = most.min(y.len()) / T * T;
-        let (x, other_x) = x.split_at(vectors * self.runs);
-        let (y, other_y) = y.split_at_mut(vectors);
-        if vectors > 0 {
-            lanes.call(TilesOf::<K, T> { rows: self, x, y });
-        }
-        (other_x, other_y)
-    }
-}
-
-/// Tiles of `T` vectors.
-struct TilesOf<'a, K: Kernel, const T: usize> {
-    rows: &'a SixteenRows<'a, K>,
-    x: &'a [K::Run],
-    y: &'a mut [[f32; SIXTEEN]],
-}
-
-impl<K: Kernel, const T: usize> Work for TilesOf<'_, K, T> {
+impl<C: Computation, const T: usize> Work for Of<C, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let &SixteenRows { rows, runs, is_first } = self.rows;
-        for (tile, results) in self.x.chunks_exact(T * runs).zip(self.y.as_chunks_mut::<T>().0) {
-            let (mut vectors, mut start) = ([&tile[..0]; T], [lanes.splat(0.0); T]);
-            for t in 0..T {
-                vectors[t] = &tile[t * runs..][..runs];
-            }
-            if !is_first {
-                for t in 0..T {
-                    start[t] = lanes.floats(&results[t]);
-                }
-            }
-            let products = K::products::<L, T>(lanes, rows, vectors, start);
-            for t in 0..T {
-                results[t] = lanes.array(products[t]);
-            }
-        }
+        self.0.run::<L, T>(lanes);
     }
 }
 
-/// Writes the sums of sixteen rows, or of as many as `y` has.
-#[inline(always)]
-pub(crate) fn store(sums: [f32; SIXTEEN], y: &mut [f32]) {
-    match y.first_chunk_mut::<SIXTEEN>() {
-        Some(y) => *y = sums,
-        None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
+/// Some rows, and the vectors of a tile.
+struct OfWords<'a, 'y, K: Kernel> {
+    rows: Rows<'a>,
+    x: &'a [K::Run],
+    width: usize,
+    sums: Sums<'a, 'y>,
+}
+
+impl<K: Kernel> Computation for OfWords<'_, '_, K> {
+    #[inline(always)]
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    #[inline(always)]
+    fn run<L: Lanes, const T: usize>(mut self, lanes: L) {
+        K::add_products::<L, T>(lanes, self.rows, self.x.as_chunks().0, &mut self.sums);
+    }
+}
+
+/// Sixteen rows, unpacked, and the vectors of a tile.
+struct OfUnpacked<'a, 'y, K: Unpacking> {
+    rows: &'a K::Unpacked,
+    tile: OfWords<'a, 'y, K>,
+}
+
+impl<K: Unpacking> Computation for OfUnpacked<'_, '_, K> {
+    #[inline(always)]
+    fn width(&self) -> usize {
+        self.tile.width
+    }
+
+    #[inline(always)]
+    fn run<L: Lanes, const T: usize>(self, lanes: L) {
+        let (x, mut sums) = (self.tile.x.as_chunks().0, self.tile.sums);
+        let start = sums.start::<L, T>(lanes, 0);
+        let products = K::products_of_unpacked::<L, T>(lanes, self.rows, x, start);
+        sums.store::<L, T>(lanes, 0, products);
     }
 }

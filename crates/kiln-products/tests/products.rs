@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::{ops::Range, sync::Mutex};
+
 use kiln_products::{Group, products_of_groups};
 use kiln_simd::Instructions;
 use kiln_weights::{
@@ -13,8 +15,17 @@ use kiln_weights::{
 /// A number of rows that is not a multiple of sixteen, and columns for two of the longest blocks.
 const SHAPE: [usize; 2] = [35, 512];
 
-/// Enough vectors for tiles of every size, with some left over.
-const VECTORS: usize = 13;
+/// Enough vectors for every kernel to unpack rows, with some left over.
+const VECTORS: usize = 37;
+
+/// Numbers of vectors for tiles of every width, with some left over.
+const COUNTS: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33];
+
+/// More columns than the cache has room for: every kernel divides them into parts.
+const MANY_COLUMNS: usize = (64 << 10) + 256;
+
+/// Held while a test limits instructions, which holds for the whole process.
+static LIMIT: Mutex<()> = Mutex::new(());
 
 /// Source of numbers from -2 to 2.
 struct Numbers(u32);
@@ -30,8 +41,7 @@ impl Numbers {
 }
 
 /// Creates the words of a matrix, and its numbers.
-fn matrix(format: Format, numbers: &mut Numbers) -> (Vec<u32>, Vec<f32>) {
-    let [rows, columns] = SHAPE;
+fn matrix(format: Format, [rows, columns]: [usize; 2], numbers: &mut Numbers) -> (Vec<u32>, Vec<f32>) {
     let mut weights = numbers.take(rows * columns);
     let mut bytes = vec![0; format.bytes_of(weights.len()).unwrap()];
     format.pack(&weights, &mut bytes).unwrap();
@@ -64,13 +74,14 @@ fn tolerance(x: &[f32], weights: &[f32], arithmetic: Arithmetic) -> f32 {
 
 #[test]
 fn packed_products_equal_unpacked_ones_with_all_instructions() {
+    let _limit = LIMIT.lock().unwrap();
     let mut numbers = Numbers(7);
     let columns = SHAPE[1];
     let here: Vec<_> = Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()).collect();
     for format in
         Format::ALL.into_iter().filter(|format| format.words(Order::Sixteens, 16, columns).is_some())
     {
-        let (words, weights) = matrix(format, &mut numbers);
+        let (words, weights) = matrix(format, SHAPE, &mut numbers);
         let x = numbers.take(VECTORS * columns);
         for arithmetic in [Arithmetic::Floats, Arithmetic::Integers] {
             for &instructions in &here {
@@ -85,7 +96,7 @@ fn packed_products_equal_unpacked_ones_with_all_instructions() {
                         );
                     }
                 }
-                for count in 1..VECTORS {
+                for count in COUNTS {
                     let some = products(&words, format, arithmetic, &x[..count * columns]);
                     assert_eq!(
                         some,
@@ -93,6 +104,36 @@ fn packed_products_equal_unpacked_ones_with_all_instructions() {
                         "{format:?} {arithmetic:?} {instructions:?}, {count} vectors"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_groups_or_parts_with_all_instructions() {
+    let _limit = LIMIT.lock().unwrap();
+    let (mut numbers, rows, columns) = (Numbers(11), 17, MANY_COLUMNS);
+    for format in [Format::F32, Format::F16, Format::Q4_0, Format::Q6K] {
+        let (words, _) = matrix(format, [rows, columns], &mut numbers);
+        let x = numbers.take(VECTORS * columns);
+        for arithmetic in [Arithmetic::Floats, Arithmetic::Integers] {
+            for instructions in Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()) {
+                kiln_simd::limit(instructions);
+                let products = |ranges: &[Range<usize>]| {
+                    let mut y = vec![f32::NAN; VECTORS * rows];
+                    let mut results = y.chunks_mut(rows);
+                    let group = |vectors: &Range<usize>| Group {
+                        vectors: vectors.clone(),
+                        words: &words,
+                        y: results.by_ref().take(vectors.len()).collect(),
+                    };
+                    let groups = ranges.iter().map(group).collect();
+                    products_of_groups(&x, columns, format, arithmetic, groups).unwrap();
+                    y
+                };
+                let alone: Vec<_> = (0..VECTORS).map(|i| i..i + 1).collect();
+                let together = products(&[0..1, 1..4, 4..4 + 33]);
+                assert_eq!(together, products(&alone), "{format:?} {arithmetic:?} {instructions:?}");
             }
         }
     }

@@ -195,13 +195,15 @@ impl Weights for Loader<'_> {
     }
 
     fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
-        let [.., width] = shape;
+        let [count, rows, width] = shape;
         let all = 0..parts.iter().map(|part| part.rows).sum();
         let pieces = self.locator.rows(parts, &[width], &all)?;
         let layout = self.packed_layout(&pieces, width, |kernels, format, dtype| {
             let of_part = |part: &Part| PackedLayout::for_stack(kernels, format, dtype, part.rows);
             parts.iter().map(of_part).reduce(Option::and).flatten()
         });
+        // A tensor may have the rows of all matrices.
+        let layout = layout.filter(|layout| count == 1 || layout.is_for_stacks(rows));
         let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
             Some((together, [_, words])) if self.largest_binding() >= 4 * words => {
                 self.largest_binding() / (4 * words) * together
