@@ -5,7 +5,7 @@
 //! cargo run --release -p kiln-products --example products -- [Q4_1 ..]
 //! ```
 //!
-//! `KILN_INSTRUCTIONS` and `RAYON_NUM_THREADS` are those of every program.
+//! `KILN_INSTRUCTIONS` and `RAYON_NUM_THREADS` work as in every program.
 
 #![allow(clippy::print_stdout, reason = "a program for the terminal")]
 

@@ -225,6 +225,7 @@ pub(crate) struct Numbers<N>(PhantomData<N>);
 impl<N: Plain> Kernel for Numbers<N> {
     type Run = f32;
 
+    // Whole cache lines of a vector: there are no blocks.
     const UNIT: usize = 64;
 
     #[inline(always)]

@@ -209,14 +209,16 @@ impl<P: Packed> Unpacking for Integers<P> {
 /// Number of words of four codes in a run.
 const QUADS: usize = RUN / 4;
 
-/// Whether few registers are best for tiles of three: if a product is one instruction, sums that leave their
-/// registers cost more than codes that are decoded again.
+/// Whether tiles of three are best where registers are few. They are unless products can be added in pairs,
+/// or codes are whole bytes: elsewhere, sums that leave their registers cost more than codes that are
+/// decoded again.
 const fn in_threes<L: Lanes, P: Packed>() -> bool {
     L::LARGEST_PAIR == 0 && P::STREAMS.low < 8
 }
 
-/// Largest number of vectors for which rows are decoded again for each tile. Unpacking them pays earlier if
-/// tiles are small and products are several instructions, and never if codes are whole bytes.
+/// Largest number of vectors for which rows are decoded again for each tile. Where registers are few,
+/// unpacking pays for more vectors: soon if a product takes several instructions, later if codes are slow to
+/// decode, with high bits or a table, and never if codes are whole bytes.
 const fn decoded_for<L: Lanes, P: Packed>() -> usize {
     match (L::REGISTERS < 32, L::LARGEST_PAIR > 0) {
         (false, _) => usize::MAX,
@@ -238,7 +240,7 @@ fn dot<L: Lanes, P: Packed>(lanes: L, sums: L::Words, quad: L::Words, x: i32) ->
     if P::WIDE { lanes.dot_wide(sums, quad, x) } else { lanes.dot(sums, quad, x) }
 }
 
-/// Returns the products of a group with several vectors.
+/// Returns the products of a group with each vector.
 #[inline(always)]
 fn sums<L: Lanes, P: Packed, const T: usize>(
     lanes: L,

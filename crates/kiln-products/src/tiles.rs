@@ -27,7 +27,7 @@ pub(crate) trait Kernel {
     /// A part of a vector.
     type Run: Copy + Default + Send + Sync;
 
-    /// Number of runs that always belong to the same part of a vector.
+    /// Parts of vectors are multiples of this many runs, so that none ends within a block of codes.
     const UNIT: usize;
 
     /// Width of the next tile if this many vectors are left.
@@ -207,7 +207,7 @@ pub(crate) struct Vectors<'a, R> {
     x: &'a [R],
     /// Number of runs per vector.
     runs: usize,
-    groups: Vec<Group>,
+    groups: Vec<TilesOfGroup>,
     /// The tiles of each group that has several vectors.
     tiles: Vec<R>,
 }
@@ -215,7 +215,7 @@ pub(crate) struct Vectors<'a, R> {
 /// Vectors that are multiplied by the same rows, in tiles: the first part of each tile, then the second part
 /// of each. A part of a tile has the first run of each of its vectors, then the second run of each, so that
 /// it is read in order.
-struct Group {
+struct TilesOfGroup {
     vectors: Range<usize>,
     tiles: Vec<Tile>,
     /// Index of the first run among those of all tiles.
@@ -233,7 +233,7 @@ struct Tile {
     place: usize,
 }
 
-impl Group {
+impl TilesOfGroup {
     /// Sum of the widths of all tiles.
     fn places(&self) -> usize {
         self.tiles.last().map_or(0, |tile| tile.place + tile.width)
@@ -246,40 +246,42 @@ impl Group {
     }
 }
 
-/// Divides the vectors of each group into tiles.
-struct Division<K> {
-    groups: Vec<Range<usize>>,
-    runs: usize,
-    kernel: PhantomData<K>,
-}
+/// Returns [`Kernel::width`] for the lanes of this machine.
+struct Width<K>(PhantomData<K>);
 
-impl<K: Kernel> Work for Division<K> {
-    type Output = Vec<Group>;
+impl<K: Kernel> Work for Width<K> {
+    type Output = fn(usize) -> usize;
 
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) -> Vec<Group> {
-        let (runs, mut next) = (self.runs, 0);
-        let mut groups = Vec::with_capacity(self.groups.len());
-        for vectors in self.groups {
-            let (mut tiles, mut place, mut left) = (Vec::new(), 0, vectors.clone());
-            while !left.is_empty() {
-                let width = K::width::<L>(left.len());
-                let end = left.end.min(left.start + width);
-                tiles.push(Tile { vectors: left.start..end, width, place });
-                (place, left.start) = (place + width, end);
-            }
-            let part = part::<K>(runs, tiles.first().map_or(1, |tile: &Tile| tile.width));
-            groups.push(Group { vectors, tiles, first: next, part });
-            if place > 1 {
-                next += place * runs;
-            }
-        }
-        groups
+    fn run<L: Lanes>(self, _: L) -> Self::Output {
+        K::width::<L>
     }
 }
 
+/// Divides the vectors of each group into tiles.
+fn divide<K: Kernel>(groups: Vec<Range<usize>>, runs: usize) -> Vec<TilesOfGroup> {
+    let width_of = kiln_simd::run(Width::<K>(PhantomData));
+    let mut first = 0;
+    let divide = |vectors: Range<usize>| {
+        let (mut tiles, mut place, mut left) = (Vec::new(), 0, vectors.clone());
+        while !left.is_empty() {
+            let width = width_of(left.len());
+            let end = left.end.min(left.start + width);
+            tiles.push(Tile { vectors: left.start..end, width, place });
+            (place, left.start) = (place + width, end);
+        }
+        let part = runs_of_part::<K>(runs, tiles.first().map_or(1, |tile: &Tile| tile.width));
+        let group = TilesOfGroup { vectors, tiles, first, part };
+        if place > 1 {
+            first += place * runs;
+        }
+        group
+    };
+    groups.into_iter().map(divide).collect()
+}
+
 /// Returns the number of runs per part, so that a part of a tile stays in the cache.
-fn part<K: Kernel>(runs: usize, width: usize) -> usize {
+fn runs_of_part<K: Kernel>(runs: usize, width: usize) -> usize {
     let units = runs.div_ceil(K::UNIT);
     let most = (CACHE / (size_of::<K::Run>() * width * K::UNIT)).max(1);
     runs.min(units.div_ceil(units.div_ceil(most)) * K::UNIT)
@@ -287,9 +289,9 @@ fn part<K: Kernel>(runs: usize, width: usize) -> usize {
 
 impl<'a, R: Copy + Default + Send + Sync> Vectors<'a, R> {
     pub(crate) fn new<K: Kernel<Run = R>>(x: &'a [R], columns: usize, groups: Vec<Range<usize>>) -> Self {
-        let runs = K::runs(columns).max(1);
-        let groups = kiln_simd::run(Division::<K> { groups, runs, kernel: PhantomData });
-        let places = groups.iter().map(Group::places).filter(|places| *places > 1).sum::<usize>();
+        let runs = K::runs(columns);
+        let groups = divide::<K>(groups, runs);
+        let places = groups.iter().map(TilesOfGroup::places).filter(|places| *places > 1).sum::<usize>();
         let mut tiles = vec![R::default(); places * runs];
         let (mut pieces, mut rest) = (Vec::new(), &mut tiles[..]);
         for group in groups.iter().filter(|group| group.places() > 1) {
@@ -312,7 +314,7 @@ impl<'a, R: Copy + Default + Send + Sync> Vectors<'a, R> {
     }
 
     /// Returns a part of a tile of a group.
-    fn part(&self, group: &Group, tile: &Tile, part: &Range<usize>) -> &[R] {
+    fn part(&self, group: &TilesOfGroup, tile: &Tile, part: &Range<usize>) -> &[R] {
         if group.places() == 1 {
             return &self.x[tile.vectors.start * self.runs..][part.clone()];
         }
@@ -346,10 +348,15 @@ impl<K: Kernel> Tiles<'_, K> {
     #[inline(always)]
     pub(crate) fn of_words<L: Lanes>(self, lanes: L) {
         let group = &self.x.groups[self.piece.group];
-        // Rows that stay in the cache while the vectors of all tiles pass by.
-        let words_of_part = self.piece.stride * group.part / self.x.runs;
-        let together = CACHE / (words_of_part * size_of::<u32>()).max(1);
-        self.for_each_tile(together.max(1), |tile, _| K::in_width(tile, lanes));
+        let all = self.piece.words.len() / self.piece.stride;
+        let bytes = self.piece.stride * size_of::<u32>() / self.x.runs * group.part;
+        // Rows that stay in the cache while the vectors of all tiles pass by; an even number, because kernels
+        // may take two blocks at a time.
+        let together = match group.tiles.len() == 1 && group.part == self.x.runs {
+            true => all,
+            false => (CACHE / bytes.max(1)).next_multiple_of(2).max(2),
+        };
+        self.for_each_tile(together, |tile, _| K::in_width(tile, lanes));
     }
 
     /// Calls a function for each tile, with `sixteens` blocks of rows, and whether it is the first tile of
@@ -360,8 +367,8 @@ impl<K: Kernel> Tiles<'_, K> {
         let (runs, group) = (x.runs, &x.groups[group]);
         for (i, words) in words.chunks(sixteens * stride).enumerate() {
             for part in group.parts(runs) {
-                let rows =
-                    Rows { words, stride, part: [part.start, part.end].map(|run| stride * run / runs) };
+                let word = |run: usize| (stride as u64 * run as u64 / runs as u64) as usize;
+                let rows = Rows { words, stride, part: [word(part.start), word(part.end)] };
                 for tile in &group.tiles {
                     let [start, end] =
                         [tile.vectors.start, tile.vectors.end].map(|at| at - group.vectors.start);
@@ -382,7 +389,7 @@ impl<K: Unpacking> Tiles<'_, K> {
         let mut unpacked = K::Unpacked::default();
         self.for_each_tile(1, |tile, is_first| {
             if is_first {
-                K::unpack(lanes, tile.rows.words(0), &mut unpacked);
+                lanes.call(Unpack::<K> { words: tile.rows.words(0), rows: &mut unpacked });
             }
             K::in_width(OfUnpacked { rows: &unpacked, tile }, lanes);
         });
@@ -471,6 +478,21 @@ impl<K: Kernel> Computation for OfWords<'_, '_, K> {
     #[inline(always)]
     fn run<L: Lanes, const T: usize>(mut self, lanes: L) {
         K::add_products::<L, T>(lanes, self.rows, self.x.as_chunks().0, &mut self.sums);
+    }
+}
+
+/// Unpacks the words of a part of sixteen rows.
+struct Unpack<'a, K: Unpacking> {
+    words: &'a [u32],
+    rows: &'a mut K::Unpacked,
+}
+
+impl<K: Unpacking> Work for Unpack<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        K::unpack(lanes, self.words, self.rows);
     }
 }
 

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::{ops::Range, sync::Mutex};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use kiln_products::{Group, products_of_groups};
 use kiln_simd::Instructions;
@@ -15,14 +18,21 @@ use kiln_weights::{
 /// A number of rows that is not a multiple of sixteen, and columns for two of the longest blocks.
 const SHAPE: [usize; 2] = [35, 512];
 
-/// Enough vectors for every kernel to unpack rows, with some left over.
+/// More vectors than those from which on kernels unpack rows, if they do.
 const VECTORS: usize = 37;
 
 /// Numbers of vectors for tiles of every width, with some left over.
 const COUNTS: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33];
 
-/// More columns than the cache has room for: every kernel divides them into parts.
-const MANY_COLUMNS: usize = (64 << 10) + 256;
+/// Rows and columns of matrices with more columns than the cache has room for: tiles of several vectors are
+/// divided into parts. Pieces of the second matrix have several blocks of rows, with two threads.
+const MATRICES_IN_PARTS: [(Format, [usize; 2]); 5] = [
+    (Format::F16, [17, (64 << 10) + 289]),
+    (Format::F16, [273, (8 << 10) + 289]),
+    (Format::F32, [17, (64 << 10) + 289]),
+    (Format::Q4_0, [17, (64 << 10) + 288]),
+    (Format::Q6K, [17, (64 << 10) + 256]),
+];
 
 /// Held while a test limits instructions, which holds for the whole process.
 static LIMIT: Mutex<()> = Mutex::new(());
@@ -74,7 +84,7 @@ fn tolerance(x: &[f32], weights: &[f32], arithmetic: Arithmetic) -> f32 {
 
 #[test]
 fn packed_products_equal_unpacked_ones_with_all_instructions() {
-    let _limit = LIMIT.lock().unwrap();
+    let _limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut numbers = Numbers(7);
     let columns = SHAPE[1];
     let here: Vec<_> = Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()).collect();
@@ -111,12 +121,13 @@ fn packed_products_equal_unpacked_ones_with_all_instructions() {
 
 #[test]
 fn bits_do_not_depend_on_groups_or_parts_with_all_instructions() {
-    let _limit = LIMIT.lock().unwrap();
-    let (mut numbers, rows, columns) = (Numbers(11), 17, MANY_COLUMNS);
-    for format in [Format::F32, Format::F16, Format::Q4_0, Format::Q6K] {
+    let _limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut numbers = Numbers(11);
+    for (format, [rows, columns]) in MATRICES_IN_PARTS {
         let (words, _) = matrix(format, [rows, columns], &mut numbers);
         let x = numbers.take(VECTORS * columns);
-        for arithmetic in [Arithmetic::Floats, Arithmetic::Integers] {
+        let is_plain = matches!(format, Format::F32 | Format::F16);
+        for arithmetic in [Arithmetic::Floats, Arithmetic::Integers].into_iter().skip(is_plain.into()) {
             for instructions in Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()) {
                 kiln_simd::limit(instructions);
                 let products = |ranges: &[Range<usize>]| {

@@ -202,7 +202,7 @@ impl Weights for Loader<'_> {
             let of_part = |part: &Part| PackedLayout::for_stack(kernels, format, dtype, part.rows);
             parts.iter().map(of_part).reduce(Option::and).flatten()
         });
-        // A tensor may have the rows of all matrices.
+        // A part may have the rows of all matrices, so its own number of rows is not enough.
         let layout = layout.filter(|layout| count == 1 || layout.is_for_stacks(rows));
         let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
             Some((together, [_, words])) if self.largest_binding() >= 4 * words => {
