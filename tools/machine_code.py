@@ -5,8 +5,9 @@
     tools/machine_code.py target/machine-code/release/libkiln_products.rlib [--objdump aarch64-linux-gnu-objdump]
 
 A product is as fast as its innermost loop. There, a call or a vector that is stored to the stack and read again costs time: vectors belong
-in registers. This fails where a loop with products has a call, or stores more than one vector to the stack for each 35 instructions. Products with
-packed matrices may store one for each 7 (13 on ARM) if registers are few: there, a tile whose sums of earlier groups are on the stack is faster than smaller tiles. Names of functions have their types with that mangling alone.
+in registers. This fails where a loop with products has a call, or stores more than one vector to the stack for each 35 instructions (20 on
+ARM). In tiles of products with packed matrices, one for each 7 (13 on ARM) is allowed where registers are few: a tile whose sums of earlier
+groups are on the stack is faster than smaller tiles. Names of functions have their types with that mangling alone.
 Needs objdump.
 """
 
@@ -29,8 +30,7 @@ SETS = {
 X86 = [r"vfn?m(?:add|sub)\d+ps|vpdpbusd|vpmaddubsw", r"vmov\w+\s+%[xyz]mm\d+,.*%rsp", r"call", r"j\w+\s+([0-9a-f]+)"]
 ARM = [r"fmla|sdot|smull", r"st[rp]\s+q\d+,.*\[sp", r"bl\s", r"(?:b|b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s+([0-9a-f]+)"]
 KINDS = {"elf64-x86-64": X86, "elf64-littleaarch64": ARM}
-# Instructions for each vector that is stored, at least; and those in tiles. Those of ARM are what its code is at; no processor has measured
-# it.
+# Least instructions for each vector that is stored, and those in tiles. No processor has measured those of ARM: they are what its code is at.
 A_SPILL = {"elf64-x86-64": 35, "elf64-littleaarch64": 20}
 IN_TILES = {"avx512": 35, "avx2": 7, "avx-vnni": 7, "neon": 13, "neon-dotprod": 13}
 
@@ -72,7 +72,7 @@ def main():
             counts[instructions_of] = counts.get(instructions_of, 0) + 1
             calls = [text for text in loop if is_call.match(text)]
             spills = [text for text in loop if is_spill.match(text)]
-            least = IN_TILES[instructions_of] if "tiles::Of<" in name[3] else A_SPILL[kind]
+            least = IN_TILES[instructions_of] if "widths::Of<" in name[3] else A_SPILL[kind]
             if calls or len(spills) * least > len(loop):
                 first = (calls or spills)[0]
                 wrong.append(f"{instructions_of}, {name[3]}: {len(loop)} instructions, {len(calls)} calls, "

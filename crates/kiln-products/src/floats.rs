@@ -10,7 +10,8 @@ use kiln_simd::Lanes;
 
 use crate::{
     formats::{Block, Packed, Plain, RUN},
-    tiles::{Computation, Kernel, Rows, Sums, Tiles, Unpacking, of_eight, of_six, of_sixteen},
+    tiles::{Kernel, Rows, Sums, Tiles, Unpacking},
+    widths::{Computation, of_eight, of_six, of_sixteen},
 };
 
 /// Largest number of vectors for which rows are decoded again for each tile, if registers are few.

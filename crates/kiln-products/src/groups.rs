@@ -12,7 +12,8 @@ use crate::{
     formats::{self, Packed, Plain, RUN, Visitor},
     integers,
     threads::{ONE_THREAD, pieces, share},
-    tiles::{Kernel, Piece, Tiles, Vectors},
+    tiles::{Kernel, Piece, Tiles},
+    vectors::Vectors,
 };
 
 /// Number of bytes of packed weights, counted once per vector, above which multiplying takes longer than

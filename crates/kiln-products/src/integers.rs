@@ -10,7 +10,8 @@ use kiln_simd::{Lanes, Work};
 
 use crate::{
     formats::{Block, CodesOfRun, Packed, RUN},
-    tiles::{Computation, Kernel, Tiles, Unpacking, of_eight, of_six, of_three},
+    tiles::{Kernel, Tiles, Unpacking},
+    widths::{Computation, of_eight, of_six, of_three},
 };
 
 /// 32 elements of a vector as signed bytes with a scale.

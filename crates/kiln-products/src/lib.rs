@@ -23,5 +23,7 @@ mod integers;
 pub mod many;
 pub mod threads;
 mod tiles;
+mod vectors;
+mod widths;
 
 pub use self::groups::{Group, products_of_groups};

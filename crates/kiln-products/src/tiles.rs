@@ -4,19 +4,14 @@
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 
-use std::{marker::PhantomData, ops::Range};
-
 use kiln_simd::{Lanes, Work};
 use kiln_weights::streams::SIXTEEN;
 
-use crate::threads::share;
+use crate::{vectors::Vectors, widths::Computation};
 
 /// Number of bytes of vectors that stay in the second-level cache while rows pass by, and of rows while tiles
 /// of vectors pass by.
-const CACHE: usize = 256 << 10;
-
-/// Number of operations that take about as long as copying one byte of a vector.
-const COPYING: usize = 8;
+pub(crate) const CACHE: usize = 256 << 10;
 
 /// How sixteen rows are multiplied by vectors. The product of a vector has the same bits, whichever function
 /// computes it.
@@ -155,42 +150,6 @@ impl Sums<'_, '_> {
     }
 }
 
-/// Width of the next tile of at most sixteen, if this many vectors are left. The last tile may have room for
-/// more: a tile takes at least as long as one sum has to wait for the one before, so a tile that is not full
-/// is faster than several small ones.
-pub(crate) fn of_sixteen(vectors: usize) -> usize {
-    match vectors {
-        1 | 2 => vectors,
-        3..=4 => 4,
-        5..=8 => 8,
-        9..=12 => 12,
-        _ => 16,
-    }
-}
-
-/// Width of the next tile of at most eight, if this many vectors are left.
-pub(crate) fn of_eight(vectors: usize) -> usize {
-    match vectors {
-        1 | 2 => vectors,
-        3..=4 => 4,
-        _ => 8,
-    }
-}
-
-/// Width of the next tile of at most six, and of four if seven or eight vectors are left.
-pub(crate) fn of_six(vectors: usize) -> usize {
-    match vectors {
-        ..=3 => vectors,
-        4 | 7 | 8 => 4,
-        _ => 6,
-    }
-}
-
-/// Width of the next tile of at most three, if this many vectors are left.
-pub(crate) fn of_three(vectors: usize) -> usize {
-    vectors.min(3)
-}
-
 /// Some rows of a matrix, and their part of each vector's result.
 pub(crate) struct Piece<'a> {
     /// Index of the group of vectors.
@@ -199,128 +158,6 @@ pub(crate) struct Piece<'a> {
     /// Number of words of sixteen rows.
     pub(crate) stride: usize,
     pub(crate) y: Vec<&'a mut [f32]>,
-}
-
-/// Vectors, in the form in which the products of a kernel read them.
-pub(crate) struct Vectors<'a, R> {
-    /// One vector after the other.
-    x: &'a [R],
-    /// Number of runs per vector.
-    runs: usize,
-    groups: Vec<TilesOfGroup>,
-    /// The tiles of each group that has several vectors.
-    tiles: Vec<R>,
-}
-
-/// Vectors that are multiplied by the same rows, in tiles: the first part of each tile, then the second part
-/// of each. A part of a tile has the first run of each of its vectors, then the second run of each, so that
-/// it is read in order.
-struct TilesOfGroup {
-    vectors: Range<usize>,
-    tiles: Vec<Tile>,
-    /// Index of the first run among those of all tiles.
-    first: usize,
-    /// Number of runs per part.
-    part: usize,
-}
-
-/// Some vectors that are multiplied together.
-struct Tile {
-    vectors: Range<usize>,
-    /// Number of vectors that the tile has room for.
-    width: usize,
-    /// Sum of the widths of the tiles before it.
-    place: usize,
-}
-
-impl TilesOfGroup {
-    /// Sum of the widths of all tiles.
-    fn places(&self) -> usize {
-        self.tiles.last().map_or(0, |tile| tile.place + tile.width)
-    }
-
-    /// Returns the runs of each part, of `runs`.
-    fn parts(&self, runs: usize) -> impl Iterator<Item = Range<usize>> {
-        let part = self.part;
-        (0..runs).step_by(part).map(move |first| first..runs.min(first + part))
-    }
-}
-
-/// Returns [`Kernel::width`] for the lanes of this machine.
-struct Width<K>(PhantomData<K>);
-
-impl<K: Kernel> Work for Width<K> {
-    type Output = fn(usize) -> usize;
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, _: L) -> Self::Output {
-        K::width::<L>
-    }
-}
-
-/// Divides the vectors of each group into tiles.
-fn divide<K: Kernel>(groups: Vec<Range<usize>>, runs: usize) -> Vec<TilesOfGroup> {
-    let width_of = kiln_simd::run(Width::<K>(PhantomData));
-    let mut first = 0;
-    let divide = |vectors: Range<usize>| {
-        let (mut tiles, mut place, mut left) = (Vec::new(), 0, vectors.clone());
-        while !left.is_empty() {
-            let width = width_of(left.len());
-            let end = left.end.min(left.start + width);
-            tiles.push(Tile { vectors: left.start..end, width, place });
-            (place, left.start) = (place + width, end);
-        }
-        let part = runs_of_part::<K>(runs, tiles.first().map_or(1, |tile: &Tile| tile.width));
-        let group = TilesOfGroup { vectors, tiles, first, part };
-        if place > 1 {
-            first += place * runs;
-        }
-        group
-    };
-    groups.into_iter().map(divide).collect()
-}
-
-/// Returns the number of runs per part, so that a part of a tile stays in the cache.
-fn runs_of_part<K: Kernel>(runs: usize, width: usize) -> usize {
-    let units = runs.div_ceil(K::UNIT);
-    let most = (CACHE / (size_of::<K::Run>() * width * K::UNIT)).max(1);
-    runs.min(units.div_ceil(units.div_ceil(most)) * K::UNIT)
-}
-
-impl<'a, R: Copy + Default + Send + Sync> Vectors<'a, R> {
-    pub(crate) fn new<K: Kernel<Run = R>>(x: &'a [R], columns: usize, groups: Vec<Range<usize>>) -> Self {
-        let runs = K::runs(columns);
-        let groups = divide::<K>(groups, runs);
-        let places = groups.iter().map(TilesOfGroup::places).filter(|places| *places > 1).sum::<usize>();
-        let mut tiles = vec![R::default(); places * runs];
-        let (mut pieces, mut rest) = (Vec::new(), &mut tiles[..]);
-        for group in groups.iter().filter(|group| group.places() > 1) {
-            for part in group.parts(runs) {
-                for tile in &group.tiles {
-                    let (to, others) = std::mem::take(&mut rest).split_at_mut(part.len() * tile.width);
-                    pieces.push((to, tile, part.clone()));
-                    rest = others;
-                }
-            }
-        }
-        share(COPYING * size_of::<R>() * places * runs, pieces, |(to, tile, part)| {
-            let vectors = x[tile.vectors.start * runs..tile.vectors.end * runs].chunks(runs);
-            for (t, from) in vectors.enumerate() {
-                let to = to.iter_mut().skip(t).step_by(tile.width);
-                to.zip(&from[part.clone()]).for_each(|(to, from)| *to = *from);
-            }
-        });
-        Self { x, runs, groups, tiles }
-    }
-
-    /// Returns a part of a tile of a group.
-    fn part(&self, group: &TilesOfGroup, tile: &Tile, part: &Range<usize>) -> &[R] {
-        if group.places() == 1 {
-            return &self.x[tile.vectors.start * self.runs..][part.clone()];
-        }
-        let before = group.first + group.places() * part.start + tile.place * part.len();
-        &self.tiles[before..before + tile.width * part.len()]
-    }
 }
 
 /// A piece of work, in tiles.
@@ -393,71 +230,6 @@ impl<K: Unpacking> Tiles<'_, K> {
             }
             K::in_width(OfUnpacked { rows: &unpacked, tile }, lanes);
         });
-    }
-}
-
-/// A tile to be computed by a function for its width.
-pub(crate) trait Computation: Sized {
-    /// Number of vectors that the tile has room for.
-    fn width(&self) -> usize;
-
-    /// Computes a tile that has room for `T` vectors.
-    fn run<L: Lanes, const T: usize>(self, lanes: L);
-
-    /// Computes a tile of at most sixteen.
-    #[inline(always)]
-    fn of_sixteen<L: Lanes>(self, lanes: L) {
-        match self.width() {
-            1 => lanes.call(Of::<Self, 1>(self)),
-            2 => lanes.call(Of::<Self, 2>(self)),
-            4 => lanes.call(Of::<Self, 4>(self)),
-            8 => lanes.call(Of::<Self, 8>(self)),
-            12 => lanes.call(Of::<Self, 12>(self)),
-            _ => lanes.call(Of::<Self, 16>(self)),
-        }
-    }
-
-    /// Computes a tile of at most eight.
-    #[inline(always)]
-    fn of_eight<L: Lanes>(self, lanes: L) {
-        match self.width() {
-            1 => lanes.call(Of::<Self, 1>(self)),
-            2 => lanes.call(Of::<Self, 2>(self)),
-            4 => lanes.call(Of::<Self, 4>(self)),
-            _ => lanes.call(Of::<Self, 8>(self)),
-        }
-    }
-
-    /// Computes a tile of six or of at most four.
-    #[inline(always)]
-    fn of_six<L: Lanes>(self, lanes: L) {
-        match self.width() {
-            4 => lanes.call(Of::<Self, 4>(self)),
-            6 => lanes.call(Of::<Self, 6>(self)),
-            _ => self.of_three(lanes),
-        }
-    }
-
-    /// Computes a tile of at most three.
-    #[inline(always)]
-    fn of_three<L: Lanes>(self, lanes: L) {
-        match self.width() {
-            1 => lanes.call(Of::<Self, 1>(self)),
-            2 => lanes.call(Of::<Self, 2>(self)),
-            _ => lanes.call(Of::<Self, 3>(self)),
-        }
-    }
-}
-
-/// A tile that has room for `T` vectors.
-struct Of<C, const T: usize>(C);
-
-impl<C: Computation, const T: usize> Work for Of<C, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        self.0.run::<L, T>(lanes);
     }
 }
 
