@@ -368,8 +368,8 @@ fn every_method_is_computed_from_its_codes() {
 
             // Only codes and scales are stored. The zero points of a row are whole words.
             let numbers: usize = modules().iter().map(|(_, rows, columns)| rows * columns).sum();
-            let dense = 4 * (model.parameters() - numbers as u64);
-            let bits = (model.weight_bytes() - dense) as f64 * 8.0 / numbers as f64;
+            let others = same.weight_bytes() - 4 * numbers as u64;
+            let bits = (model.weight_bytes() - others) as f64 * 8.0 / numbers as f64;
             let of_format = case.format.block_bytes() as f64 * 8.0 / case.format.block() as f64;
             assert!(
                 (of_format..of_format + 0.2).contains(&bits),

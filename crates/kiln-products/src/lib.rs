@@ -9,8 +9,6 @@
 //! In integers (`integers.rs`), vectors become signed bytes with a scale for each 32, and a product of two
 //! bytes is exact. In floats (`floats.rs`), codes become float32.
 //!
-//! Products of many vectors with matrices that are not packed are those of a library (`many.rs`).
-//!
 //! **Invariant:** every number of the result is one sum in a fixed order. The bits therefore do not depend on
 //! how many vectors are multiplied together, or on how rows are divided among threads.
 
@@ -20,7 +18,6 @@ mod formats;
 pub mod functions;
 mod groups;
 mod integers;
-pub mod many;
 pub mod threads;
 mod tiles;
 mod vectors;

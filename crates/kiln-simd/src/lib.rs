@@ -199,15 +199,7 @@ pub fn limit(best: Instructions) {
 
 /// Returns the set of instructions that [`run`] uses.
 pub fn best() -> Instructions {
-    best_below(LIMIT.load(Ordering::Relaxed))
-}
-
-/// Whether [`limit`] forbids the best instructions of this machine.
-pub fn is_limited() -> bool {
-    best() != best_below(u8::MAX)
-}
-
-fn best_below(limit: u8) -> Instructions {
+    let limit = LIMIT.load(Ordering::Relaxed);
     let allowed = |instructions: &Instructions| *instructions as u8 <= limit && instructions.are_here();
     Instructions::ALL.into_iter().rev().find(allowed).unwrap_or(Instructions::Plain)
 }

@@ -26,8 +26,8 @@ impl PackedLayout {
         let order = if path == Implementation::Native { Order::Sixteens } else { Order::Rows };
         let layout = Self { format, order };
         let is_worth_it = match format {
-            // Float32 is the type of the arithmetic, so such weights are dense.
-            Format::F32 => false,
+            // On the CPU, sixteen interleaved rows are read faster than one row after the other.
+            Format::F32 => path == Implementation::Native && dtype == DType::F32,
             // GPUs that compute in float16 have faster ways to multiply 16-bit numbers.
             Format::F16 | Format::Bf16 => dtype == DType::F32,
             _ => path != Implementation::Native || dtype == DType::F32,

@@ -1,22 +1,26 @@
 //! Linear layers on the CPU, with SIMD.
 //!
-//! Each result is the sum of chunks of [`CHUNK`] products, and each chunk is summed in the lanes of one
-//! vector. So the bits do not depend on how many rows are multiplied together, or on how weights are divided
-//! among threads. Many vectors at once are multiplied by a library (`kiln_products::many`): their sums have
+//! Weights of models are packed (`kiln_products`). The others are dense, and few vectors are multiplied by
+//! their rows as they are: each result is the sum of chunks of [`CHUNK`] products, and each chunk is summed
+//! in the lanes of one vector. So the bits do not depend on how many vectors are multiplied together, or on
+//! how weights are divided among threads. For [`MANY`] vectors, weights are packed first: their sums have
 //! another order, which does not depend on these either.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 
-use std::{iter, ops::Range};
+use std::ops::Range;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{Tensor, TensorData},
 };
-use kiln_products::many::{blocks_of_many, is_for_many, products_of_many};
-use kiln_weights::streams::Order;
+use kiln_products::threads::share;
+use kiln_weights::{
+    Format,
+    streams::{Arithmetic, Order, SIXTEEN},
+};
 use pulp::{Simd, WithSimd};
 
 use super::Linear;
@@ -41,6 +45,12 @@ const CHUNK: usize = 1024;
 
 /// Bytes of weights, in float32, that stay in the L2 cache while all vectors stream through.
 const TILE: usize = 128 << 10;
+
+/// Vectors from which on it pays to pack dense weights first.
+const MANY: usize = 128;
+
+/// Dense weights that are packed at a time. They stay in the L2 cache.
+const PACKED: usize = 1 << 18;
 
 /// Computes the products. Returns `None` for unsupported inputs: mixed types, weights with gaps, and empty
 /// tensors.
@@ -123,39 +133,48 @@ pub(crate) struct Group<'a, E> {
 
 /// Computes the products of each group.
 pub(crate) fn products_of_groups<E: Storage>(input: usize, groups: Vec<Group<'_, E>>) {
-    let products = groups.iter().map(|group| group.y.len() * group.weight.len()).sum();
-    let pieces_of_each = pieces(products).div_ceil(groups.len().max(1));
+    let (many, few): (Vec<_>, Vec<_>) = groups.into_iter().partition(|group| group.y.len() >= MANY);
+    for group in many {
+        products_of_many(input, group);
+    }
+    let products = few.iter().map(|group| group.y.len() * group.weight.len()).sum();
+    let pieces_of_each = pieces(products).div_ceil(few.len().max(1));
     let mut all = Vec::new();
-    for Group { x, weight, mut y } in groups {
-        let (vectors, rows) = (y.len(), weight.len() / input);
-        let many = is_for_many([vectors, rows]);
-        let [of_vectors, of_rows] = if many {
-            blocks_of_many([vectors, rows], pieces_of_each)
-        } else {
-            let each = rows.div_ceil(pieces_of_each).max(1);
-            let part = |first: usize| first..rows.min(first + each);
-            [iter::once(0..vectors).collect(), (0..rows).step_by(each).map(part).collect()]
-        };
-        let part = |of: &Range<usize>| of.start * input..of.end * input;
-        for vectors in of_vectors {
-            let x = &x[part(&vectors)];
-            let piece = |rows| Products {
-                x,
-                weight: &weight[part(rows)],
-                input,
-                many,
-                y: Vec::with_capacity(vectors.len()),
-            };
-            let first = all.len();
-            all.extend(of_rows.iter().map(piece));
-            for mut y in y.drain(..vectors.len()) {
-                for (piece, rows) in all[first..].iter_mut().zip(&of_rows) {
-                    piece.y.extend(y.split_off_mut(..rows.len()));
-                }
-            }
+    for Group { x, weight, y } in few {
+        let rows = (weight.len() / input).div_ceil(pieces_of_each).max(1);
+        let piece = |weight| Products { x, weight, input, y: Vec::with_capacity(y.len()) };
+        let first = all.len();
+        all.extend(weight.chunks(rows * input).map(piece));
+        for row in y {
+            let parts = row.chunks_mut(rows);
+            all[first..].iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
         }
     }
     work(products, all);
+}
+
+/// Computes the products of a group by packing its weights in float32, some at a time.
+fn products_of_many<E: Storage>(input: usize, Group { x, weight, mut y }: Group<'_, E>) {
+    let at_once = (PACKED / input).next_multiple_of(SIXTEEN).max(SIXTEEN);
+    let mut words = vec![0; at_once.min((weight.len() / input).next_multiple_of(SIXTEEN)) * input];
+    for weight in weight.chunks(at_once * input) {
+        let rows = weight.len() / input;
+        let words = &mut words[..rows.next_multiple_of(SIXTEEN) * input];
+        let each = rows.div_ceil(pieces(weight.len())).next_multiple_of(SIXTEEN) * input;
+        let parts = weight.chunks(each).zip(words.chunks_mut(each)).collect();
+        share(weight.len(), parts, |(weight, words)| {
+            let mut widened = Vec::new();
+            let (bytes, words) =
+                (bytemuck::cast_slice(E::in_floats(weight, &mut widened)), bytemuck::cast_slice_mut(words));
+            let packed = Format::F32.arrange(Order::Sixteens, input, bytes, words);
+            packed.expect("words have the size of the rows");
+        });
+        let y = y.iter_mut().filter_map(|y| y.split_off_mut(..rows)).collect();
+        let group = kiln_products::Group { vectors: 0..x.len() / input, words, y };
+        let computed =
+            kiln_products::products_of_groups(x, input, Format::F32, Arithmetic::Floats, vec![group]);
+        computed.expect("words match the rows");
+    }
 }
 
 /// Some columns of the result: a slice of each row, and the weights for it.
@@ -163,8 +182,6 @@ struct Products<'a, E> {
     x: &'a [f32],
     weight: &'a [E],
     input: usize,
-    /// Whether to use [`products_of_many`].
-    many: bool,
     y: Vec<&'a mut [f32]>,
 }
 
@@ -174,14 +191,7 @@ impl<E: Storage> WithSimd for Products<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { x, weight, input, many, mut y } = self;
-        if many {
-            let mut widened = Vec::new();
-            let mut results = vec![0.0; y.len() * (weight.len() / input)];
-            products_of_many(x, E::in_floats(weight, &mut widened), input, &mut results);
-            let results = results.chunks(weight.len() / input);
-            return y.iter_mut().zip(results).for_each(|(y, results)| y.copy_from_slice(results));
-        }
+        let Self { x, weight, input, mut y } = self;
         // Several long vectors do not fit in the L1 cache together. Then the first one goes alone, as fast as
         // memory allows, and leaves the weights in the L2 cache for the others.
         let alone = if input > CHUNK { 1 } else { 0 };

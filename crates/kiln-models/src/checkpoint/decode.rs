@@ -99,11 +99,11 @@ impl<'a> Decoder<'a> {
                 let piece = &pieces[i];
                 match &quantized[i] {
                     Some(matrix) => matrix
-                        .pack(first..first + run.len(), own)
+                        .pack(first..first + run.len(), layout.format, own)
                         .map_err(|why| failed(checkpoint, piece, why))?,
                     None => {
                         for ((_, row), bytes) in run.iter().zip(own.chunks_exact_mut(row)) {
-                            pack_row(checkpoint, piece, piece.row_start(*row), layout.format, bytes)?;
+                            pack_row(checkpoint, piece, *row, layout.format, bytes)?;
                         }
                     }
                 }
@@ -244,21 +244,22 @@ fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed) -> Error {
     }
 }
 
-/// Packs the row at offset `start` in `format`: copied as it is stored, or packed now.
+/// Packs a row of a piece in `format`: copied as it is stored, or packed now.
 fn pack_row(
     checkpoint: &Checkpoint,
     piece: &Piece<'_>,
-    start: u64,
+    row: usize,
     format: Format,
     to: &mut [u8],
 ) -> Result<()> {
-    let stored = &piece.entry.stored;
-    if stored.format() == Some(format) {
+    let (stored, start, undo) = (&piece.entry.stored, piece.row_start(row), piece.undo);
+    if stored.format() == Some(format) && undo.keeps_numbers() {
         return checkpoint.read(piece.entry, start, to);
     }
     let wrong = |why: String| of_piece(checkpoint, piece, why);
     let (mut bytes, mut numbers) = (vec![0; piece.row], vec![0.0; piece.columns]);
     checkpoint.read(piece.entry, start, &mut bytes)?;
     stored.unpack(&bytes, &mut numbers).map_err(wrong)?;
+    numbers.iter_mut().for_each(|number| *number = undo.number(*number));
     format.pack(&numbers, to).map_err(|e| wrong(e.to_string()))
 }

@@ -148,15 +148,16 @@ impl<'a> Loader<'a> {
         (fits(first) && others.iter().all(fits)).then_some(format)
     }
 
-    /// Returns the packed layout for the rows of `pieces`, if they stay as they are stored. `layout_of`
-    /// returns the layout that the kernels use for a format.
+    /// Returns the packed layout for the rows of `pieces`, if they are packed. `layout_of` returns the layout
+    /// that the kernels use for a format. Pieces that share no format are numbers of float32.
     fn packed_layout(
         &self,
         pieces: &[Piece<'_>],
         width: usize,
         layout_of: impl Fn(&Kernels, Format, DType) -> Option<PackedLayout>,
     ) -> Option<PackedLayout> {
-        let layout = layout_of(&self.target().kernels, self.shared_format(pieces)?, self.use_as().dtype)?;
+        let format = self.shared_format(pieces).unwrap_or(Format::F32);
+        let layout = layout_of(&self.target().kernels, format, self.use_as().dtype)?;
         layout.words([1, width]).map(|_| layout)
     }
 
@@ -217,20 +218,17 @@ impl Weights for Loader<'_> {
     }
 
     fn runs(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
-        let mut runs: Vec<(Range<usize>, Option<Format>)> = Vec::new();
+        let mut runs: Vec<(Range<usize>, Option<PackedLayout>)> = Vec::new();
         let mut start = 0;
         for part in parts {
             let rows = start..start + part.rows;
             start = rows.end;
             let entry = self.checkpoint.locate(&part.name, &[part.rows, width])?.entry;
-            let kernels = &self.target().kernels;
-            let format = self
-                .checkpoint
-                .format(entry)
-                .filter(|format| PackedLayout::for_matrix(kernels, *format, self.use_as().dtype).is_some());
+            let format = self.checkpoint.format(entry).unwrap_or(Format::F32);
+            let layout = PackedLayout::for_matrix(&self.target().kernels, format, self.use_as().dtype);
             match runs.last_mut() {
-                Some((run, last)) if *last == format => run.end = rows.end,
-                _ => runs.push((rows, format)),
+                Some((run, last)) if *last == layout => run.end = rows.end,
+                _ => runs.push((rows, layout)),
             }
         }
         Ok(runs.into_iter().map(|(rows, _)| rows).collect())

@@ -11,7 +11,7 @@ mod method;
 use std::ops::Range;
 
 use kiln_core::Error;
-use kiln_weights::quantized::Quantized;
+use kiln_weights::{Format, quantized::Quantized};
 
 pub(super) use self::{group::Group, method::Method};
 use super::{
@@ -70,12 +70,18 @@ impl Unpacking {
         Ok(())
     }
 
-    /// Writes rows as blocks of the matrix's format. Their codes must be [prepared](Self::prepare).
-    pub(super) fn pack(&self, rows: Range<usize>, blocks: &mut [u8]) -> Result<(), Failed> {
+    /// Writes rows as blocks of `format`: the codes themselves if it is the matrix's own format, or else
+    /// their numbers. Codes must be [prepared](Self::prepare).
+    pub(super) fn pack(&self, rows: Range<usize>, format: Format, blocks: &mut [u8]) -> Result<(), Failed> {
         let range = self.matrix.codes_of(rows.clone());
         let own = range.start.wrapping_sub(self.range.start)..range.end.wrapping_sub(self.range.start);
         let codes = self.codes.get(own).ok_or_else(|| Failed::Convert("has no such rows".to_owned()))?;
-        Ok(self.matrix.pack(rows, codes, blocks)?)
+        if self.matrix.format() == Some(format) {
+            return Ok(self.matrix.pack(rows, codes, blocks)?);
+        }
+        let mut numbers = vec![0.0; rows.len() * self.matrix.columns()];
+        self.matrix.unpack(rows, codes, &mut numbers)?;
+        format.pack(&numbers, blocks).map_err(|e| Failed::Convert(e.to_string()))
     }
 
     /// Unpacks rows into `numbers`, starting at row `first`.
