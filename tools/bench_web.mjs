@@ -1,11 +1,14 @@
-// Times a GGUF file in headless browsers, beside wllama (llama.cpp in WebAssembly) and the native program.
+// Times a GGUF file in headless browsers, beside wllama (llama.cpp in WebAssembly), transformers.js and the native
+// program.
 //
 //     tools/build_web.sh
-//     npm install --prefix DIR puppeteer-core@24.43.1 @wllama/wllama@3.13.0
-//     KILN_NODE_MODULES=DIR/node_modules node tools/bench_web.mjs KILN_BINARY MODEL.gguf [chrome|firefox]
+//     npm install --ignore-scripts --prefix DIR puppeteer-core@24.43.1 @wllama/wllama@3.13.0 @huggingface/transformers@4.3.2
+//     KILN_NODE_MODULES=DIR/node_modules node tools/bench_web.mjs KILN_BINARY MODEL.gguf [chrome|firefox|both [ONNX_FOLDER]]
 //
 // Each gets the file as a Blob that the page holds already, a prompt of about 64 tokens, and 32 tokens to generate, once
-// cold and once warm. The GPU is in software, unless the browser finds another. Prints a table.
+// cold and once warm. transformers.js gets ONNX_FOLDER from this server: the model's tokenizer and config, and
+// onnx/model_q4.onnx, as tools/onnx_q4.py makes it. The GPU is in software, unless the browser finds another. Prints a
+// table.
 import { execFileSync } from "node:child_process";
 import { createReadStream, readFileSync, statSync } from "node:fs";
 import { createServer } from "node:http";
@@ -14,13 +17,15 @@ import { fileURLToPath } from "node:url";
 import { brotliCompressSync, constants, gzipSync } from "node:zlib";
 import { launch, modules, names } from "./browsers.mjs";
 
-const [binary, file, only] = process.argv.slice(2);
+const [binary, file, only, onnx] = process.argv.slice(2);
 if (!binary || !file) {
     console.error("bench_web: error: say which kiln to compare with, and which GGUF file to load");
     process.exit(2);
 }
 const root = fileURLToPath(new URL("..", import.meta.url));
 const wllama = modules && join(modules, "@wllama/wllama/esm");
+const transformers = modules && join(modules, "@huggingface/transformers/dist");
+const runtime = modules && join(modules, "onnxruntime-web/dist");
 const TOKENS = 32;
 const WORDS = "the quick brown fox jumps over the lazy dog and then it sleeps under a tree near the old river".split(" ");
 /** Prompts that begin differently, so that nothing is reused. */
@@ -28,12 +33,12 @@ const prompt = (number) => [`${number}`, ...Array.from({ length: 63 }, (_, at) =
 
 /** Pages with threads need these headers. */
 const HEADERS = { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" };
-const TYPES = { ".js": "text/javascript", ".wasm": "application/wasm" };
+const TYPES = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm" };
 const server = createServer((request, response) => {
     const path = new URL(request.url, "http://localhost").pathname;
-    const places = { "/web/": join(root, "web"), "/wllama/": wllama };
+    const places = { "/web/": join(root, "web"), "/wllama/": wllama, "/transformers/": transformers, "/runtime/": runtime, "/onnx/model/": onnx };
     const begin = Object.keys(places).find((begin) => path.startsWith(begin));
-    const found = path === "/model.gguf" ? file : begin && join(places[begin], path.slice(begin.length));
+    const found = path === "/model.gguf" ? file : begin && places[begin] && join(places[begin], path.slice(begin.length));
     if (path === "/") return response.writeHead(200, { ...HEADERS, "content-type": "text/html" }).end("<!doctype html><title>bench</title>");
     if (!found || !statSync(found, { throwIfNoEntry: false })?.isFile()) return response.writeHead(404, HEADERS).end();
     response.writeHead(200, { ...HEADERS, "content-type": TYPES[extname(found)] ?? "application/octet-stream", "content-length": statSync(found).size });
@@ -96,15 +101,32 @@ async function peer(blob, { layers }) {
     };
 }
 
+async function hugging(_, { device }) {
+    const { AutoModelForCausalLM, AutoTokenizer, TextStreamer, env } = await import("/transformers/transformers.min.js");
+    Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localModelPath: "/onnx/", useBrowserCache: false });
+    env.backends.onnx.wasm.wasmPaths = "/runtime/";
+    const tokenizer = await AutoTokenizer.from_pretrained("model");
+    const model = await AutoModelForCausalLM.from_pretrained("model", { dtype: "q4", device });
+    return {
+        async stream(prompt, max_new_tokens, token_callback_function) {
+            const streamer = new TextStreamer(tokenizer, { skip_prompt: true, token_callback_function, callback_function() {} });
+            await model.generate({ ...tokenizer(prompt), max_new_tokens, min_new_tokens: max_new_tokens, do_sample: false, streamer });
+        },
+        threads: device === "wasm" ? env.backends.onnx.wasm.numThreads ?? Math.ceil(navigator.hardwareConcurrency / 2) : undefined,
+        end: () => model.dispose(),
+    };
+}
+
 const rows = [];
 const row = (...cells) => rows.push(cells.map(String));
 const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
 
-for (const name of names(only)) {
+for (const name of names(only === "both" ? undefined : only)) {
     const runs = [["kiln-web", kiln, {}]];
     if (wllama && statSync(wllama, { throwIfNoEntry: false })) {
         runs.push(["wllama, WebGPU", peer, { layers: 999 }], ["wllama, CPU", peer, { layers: 0 }]);
     }
+    if (onnx) runs.push(["transformers.js, WebGPU", hugging, { device: "webgpu" }], ["transformers.js, CPU", hugging, { device: "wasm" }]);
     for (const [what, begin, options] of runs) {
         // A browser for each, so that none has the memory of another.
         const browser = await launch(name, 900_000);

@@ -128,7 +128,9 @@ fn decode_reads_only_the_weights_of_chosen_experts() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
         let idle = (layers * (experts - chosen)) as u64 * expert;
-        let embeddings = (97 * hidden * 4) as u64;
+        // On the CPU, matrices are filled up to a multiple of 16 rows.
+        let rows = if device == "cpu" { 112 } else { 97 };
+        let embeddings = (rows * hidden * 4) as u64;
         assert_eq!(model.weight_bytes() - model.multiplied_bytes(), idle + embeddings, "on {device}");
         if device != "cpu" {
             continue;

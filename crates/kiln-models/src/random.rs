@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Distribution, Tensor};
+use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kiln_core::{Result, budget::Claim, read_back, stages::Stages};
-use kiln_kernels::Placement;
+use kiln_kernels::{Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Placement, Use};
+use kiln_weights::{Format, streams::Arithmetic};
 
 use crate::{Configured, ExpertPlace, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
 
@@ -39,6 +40,39 @@ impl RandomWeights {
         let device = self.targets.of(self.block).device();
         Ok(Tensor::random(shape, noise, (device, self.dtype)))
     }
+
+    /// Kernels of the device that weights are made on, and the type that they compute in.
+    fn target(&self) -> (&Kernels, DType) {
+        match &self.other {
+            Some(other) => (&other.kernels, DType::F32),
+            None => (&self.targets.of(self.block).kernels, self.dtype),
+        }
+    }
+
+    /// Returns a matrix in a packed layout for float32, if there is one, or else dense.
+    fn packed_matrix(
+        &mut self,
+        layout: Option<PackedLayout>,
+        parts: &[Part],
+        width: usize,
+        range: Range<usize>,
+    ) -> Result<Matrix> {
+        let shape = [range.len(), width];
+        let Some((layout, of_words)) = layout.and_then(|layout| Some((layout, layout.words(shape)?))) else {
+            return self.dense_matrix(parts, width, range).map(Matrix::Dense);
+        };
+        let counted = self.elements;
+        let numbers = self.noise(of_words)?;
+        let is_second = parts.iter().all(|part| is_second(&part.name));
+        self.elements = counted + if is_second { 0 } else { (shape[0] * shape[1]) as u64 };
+        // Noise in another order is noise, so the words are numbers as they come.
+        let device = numbers.device();
+        let words: Vec<i32> =
+            read_back::read(numbers)?.iter::<f32>().map(|x| x.to_bits().cast_signed()).collect();
+        let words = Tensor::<2, Int>::from_data(TensorData::new(words, of_words), (&device, DType::I32));
+        let use_as = Use { dtype: DType::F32, arithmetic: Arithmetic::Floats };
+        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)))
+    }
 }
 
 impl Weights for RandomWeights {
@@ -48,6 +82,19 @@ impl Weights for RandomWeights {
 
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
         Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
+    }
+
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
+        let (kernels, dtype) = self.target();
+        let layout = PackedLayout::for_matrix(kernels, Format::F32, dtype);
+        self.packed_matrix(layout, parts, width, range)
+    }
+
+    fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
+        let (kernels, dtype) = self.target();
+        let layout = PackedLayout::for_stack(kernels, Format::F32, dtype, shape[1]);
+        let most = self.rows_at_once(parts, shape[2])?;
+        MatrixStack::read(shape, most, |range| self.packed_matrix(layout, parts, shape[2], range))
     }
 
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {

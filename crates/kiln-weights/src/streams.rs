@@ -375,13 +375,15 @@ impl Format {
     }
 
     /// Returns the number of words in a matrix `[rows, columns]`; `None` if a row is not a whole number of
-    /// blocks, or of words.
+    /// blocks, or of words, or if the matrix is larger than memory can be.
     pub fn words(self, order: Order, rows: usize, columns: usize) -> Option<usize> {
         let Some(streams) = self.streams() else {
-            let row = columns * self.block_bytes();
+            let row = columns.checked_mul(self.block_bytes())?;
             return match order {
-                Order::Rows => row.is_multiple_of(4).then_some(rows * row / 4),
-                Order::Sixteens => Some(rows.div_ceil(SIXTEEN) * SIXTEEN * row / 4),
+                Order::Rows => rows.checked_mul(row).filter(|_| row.is_multiple_of(4)).map(|bytes| bytes / 4),
+                Order::Sixteens => {
+                    rows.checked_next_multiple_of(SIXTEEN)?.checked_mul(row).map(|bytes| bytes / 4)
+                }
             };
         };
         columns.is_multiple_of(streams.block).then(|| streams.words(order, rows, columns / streams.block))

@@ -16,7 +16,7 @@ use crate::{
 pub enum Matrix {
     /// Numbers of one type.
     Dense(Tensor<2>),
-    /// Packed numbers, several per word. GPU kernels read the words.
+    /// Words, each with one number or several, which kernels read.
     Packed(PackedMatrix),
 }
 

@@ -1,10 +1,10 @@
 //! Linear layers on the CPU, with SIMD.
 //!
-//! Weights of models are packed (`kiln_products`). The others are dense, and few vectors are multiplied by
-//! their rows as they are: each result is the sum of chunks of [`CHUNK`] products, and each chunk is summed
-//! in the lanes of one vector. So the bits do not depend on how many vectors are multiplied together, or on
-//! how weights are divided among threads. For [`MANY`] vectors, weights are packed first: their sums have
-//! another order, which does not depend on these either.
+//! Weights in float32 are packed where they are loaded (`kiln_products`). Other tensors are dense. Up to 127
+//! vectors are multiplied by dense rows directly: each result is the sum of chunks of [`CHUNK`] products, and
+//! each chunk is summed in the lanes of one vector. So the bits do not depend on how many vectors are
+//! multiplied together, or on how weights are divided among threads. For [`MANY`] vectors, dense rows are
+//! packed first: their sums have another order, which does not depend on these either.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -46,11 +46,12 @@ const CHUNK: usize = 1024;
 /// Bytes of weights, in float32, that stay in the L2 cache while all vectors stream through.
 const TILE: usize = 128 << 10;
 
-/// Vectors from which on it pays to pack dense weights first.
+/// Number of vectors from which on it pays to pack dense rows first.
 const MANY: usize = 128;
 
-/// Dense weights that are packed at a time. They stay in the L2 cache.
-const PACKED: usize = 1 << 18;
+/// Number of dense rows that are packed at a time: enough to share among many threads, and so many that
+/// arranging the vectors anew for each part takes little time.
+const PACKED: usize = 1024;
 
 /// Computes the products. Returns `None` for unsupported inputs: mixed types, weights with gaps, and empty
 /// tensors.
@@ -155,9 +156,8 @@ pub(crate) fn products_of_groups<E: Storage>(input: usize, groups: Vec<Group<'_,
 
 /// Computes the products of a group by packing its weights in float32, some at a time.
 fn products_of_many<E: Storage>(input: usize, Group { x, weight, mut y }: Group<'_, E>) {
-    let at_once = (PACKED / input).next_multiple_of(SIXTEEN).max(SIXTEEN);
-    let mut words = vec![0; at_once.min((weight.len() / input).next_multiple_of(SIXTEEN)) * input];
-    for weight in weight.chunks(at_once * input) {
+    let mut words = vec![0; PACKED.min((weight.len() / input).next_multiple_of(SIXTEEN)) * input];
+    for weight in weight.chunks(PACKED * input) {
         let rows = weight.len() / input;
         let words = &mut words[..rows.next_multiple_of(SIXTEEN) * input];
         let each = rows.div_ceil(pieces(weight.len())).next_multiple_of(SIXTEEN) * input;
@@ -335,4 +335,33 @@ fn dots<S: Simd, const M: usize, const N: usize>(simd: S, x: [&[f32]; M], w: [&[
         }
     }
     dots
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::f16;
+
+    use super::*;
+
+    /// The numbers of vectors are on both sides of the tiles' sizes, and the weights are packed in two parts.
+    fn bits_do_not_depend_on_other_vectors<E: Storage>() {
+        let (input, output) = (33, PACKED + 37);
+        let numbers = |len: usize| (0..len).map(|i| (i * 7919 % 1009) as f32 / 997.0 - 0.5).collect();
+        let x: Vec<f32> = numbers(400 * input);
+        let weight = E::of_floats(numbers(output * input));
+        let all = products(&x, &weight, [400, input, output]);
+        for vectors in [MANY, MANY + 2, 200] {
+            let some = products(&x[..vectors * input], &weight, [vectors, input, output]);
+            assert_eq!(some, all[..vectors * output], "{vectors} vectors");
+        }
+        let few = products(&x[..3 * input], &weight, [3, input, output]);
+        let apart = few.iter().zip(&all).map(|(few, all)| (few - all).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-5, "{apart}");
+    }
+
+    #[test]
+    fn bits_of_many_vectors_do_not_depend_on_the_others() {
+        bits_do_not_depend_on_other_vectors::<f32>();
+        bits_do_not_depend_on_other_vectors::<f16>();
+    }
 }

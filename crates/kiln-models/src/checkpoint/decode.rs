@@ -16,6 +16,7 @@ use super::{
     convert::{BLOCK, Failed, Number, Stored},
     locate::Piece,
     quantized::{Group, Unpacking},
+    view::View,
 };
 
 /// Number of file bytes that are arranged into words at a time.
@@ -89,8 +90,7 @@ impl<'a> Decoder<'a> {
         let together = if layout.order == Order::Sixteens { SIXTEEN } else { 1 };
         let at_once = (ARRANGED / (row * together)).max(1) * together;
         let words_at_once = at_once / together * shape[1..].iter().product::<usize>();
-        let parts = rows.par_chunks(at_once).zip(words.par_chunks_mut(words_at_once.max(1)));
-        parts.try_for_each(|(rows, words)| {
+        let pack = |(rows, words): (&[(usize, usize)], &mut [i32])| {
             let mut bytes = vec![0; rows.len() * row];
             let mut rest = &mut bytes[..];
             for run in rows.chunk_by(|(one, _), (other, _)| one == other) {
@@ -102,8 +102,11 @@ impl<'a> Decoder<'a> {
                         .pack(first..first + run.len(), layout.format, own)
                         .map_err(|why| failed(checkpoint, piece, why))?,
                     None => {
-                        for ((_, row), bytes) in run.iter().zip(own.chunks_exact_mut(row)) {
-                            pack_row(checkpoint, piece, *row, layout.format, bytes)?;
+                        let (part, mut own) = (Piece { first, rows: run.len(), ..*piece }, own);
+                        for (start, rows) in part.runs() {
+                            let (bytes, later) = own.split_at_mut(rows * row);
+                            pack_rows(checkpoint, piece, start, layout.format, bytes)?;
+                            own = later;
                         }
                     }
                 }
@@ -115,7 +118,15 @@ impl<'a> Decoder<'a> {
                 Some((i, _)) => of_piece(checkpoint, &pieces[*i], e.to_string()),
                 None => Error::File { path: checkpoint.folder.clone(), why: e.to_string() },
             })
-        })?;
+        };
+        let words_at_once = words_at_once.max(1);
+        // What lies between the elements of a scattered view is read with them, and kept for the next rows.
+        // Threads would read different places by turns.
+        if pieces.iter().any(|piece| piece.entry.view.as_ref().is_some_and(View::is_scattered)) {
+            rows.chunks(at_once).zip(words.chunks_mut(words_at_once)).try_for_each(pack)?;
+        } else {
+            rows.par_chunks(at_once).zip(words.par_chunks_mut(words_at_once)).try_for_each(pack)?;
+        }
         self.unpacking = quantized.into_iter().flatten().last();
         Ok(TensorData::new(words, shape))
     }
@@ -244,20 +255,22 @@ fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed) -> Error {
     }
 }
 
-/// Packs a row of a piece in `format`: copied as it is stored, or packed now.
-fn pack_row(
+/// Packs the rows of a piece that begin at offset `start` in `format`: copied as they are stored, or packed
+/// now.
+fn pack_rows(
     checkpoint: &Checkpoint,
     piece: &Piece<'_>,
-    row: usize,
+    start: u64,
     format: Format,
     to: &mut [u8],
 ) -> Result<()> {
-    let (stored, start, undo) = (&piece.entry.stored, piece.row_start(row), piece.undo);
+    let (stored, undo) = (&piece.entry.stored, piece.undo);
     if stored.format() == Some(format) && undo.keeps_numbers() {
         return checkpoint.read(piece.entry, start, to);
     }
     let wrong = |why: String| of_piece(checkpoint, piece, why);
-    let (mut bytes, mut numbers) = (vec![0; piece.row], vec![0.0; piece.columns]);
+    let rows = format.bytes_of(piece.columns).map_or(0, |row| to.len() / row.max(1));
+    let (mut bytes, mut numbers) = (vec![0; rows * piece.row], vec![0.0; rows * piece.columns]);
     checkpoint.read(piece.entry, start, &mut bytes)?;
     stored.unpack(&bytes, &mut numbers).map_err(wrong)?;
     numbers.iter_mut().for_each(|number| *number = undo.number(*number));

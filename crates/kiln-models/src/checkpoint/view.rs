@@ -76,6 +76,12 @@ impl View {
         (outer, run)
     }
 
+    /// Whether runs are so short that what lies between them is read with them.
+    pub(super) fn is_scattered(&self) -> bool {
+        let (outer, run) = self.runs();
+        run < RUN && !outer.is_empty()
+    }
+
     /// Place of the run with this number.
     fn place(outer: &[(usize, u64)], mut number: u64) -> u64 {
         outer.iter().rev().fold(0, |place, (count, stride)| {
@@ -101,9 +107,9 @@ impl Checkpoint {
         mut bytes: &mut [u8],
     ) -> Result<()> {
         let (outer, run) = view.runs();
-        let scattered = run < RUN && !outer.is_empty();
         // Other views are read at the same time.
-        let mut locked = scattered.then(|| self.last_read.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut locked =
+            view.is_scattered().then(|| self.last_read.0.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(span) = &mut locked
             && !span.as_ref().is_some_and(|span| span.has(entry, view))
         {

@@ -359,8 +359,9 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
-    /// are changed once, while the model is loaded; packed ones keep the adapter beside them. Several
-    /// adapters add up. For adapters that share a model, see [`Model::with_adapter`].
+    /// are changed once, while the model is loaded. Packed ones, such as all matrices on the CPU in float32,
+    /// keep the adapter beside them. Several adapters add up. For adapters that share a model, see
+    /// [`Model::with_adapter`].
     pub fn adapter(self, folder: impl Into<PathBuf>, scale: f32) -> Self {
         self.adapter_from_source(Arc::new(FolderSource::new(&folder.into())), scale)
     }
@@ -737,7 +738,8 @@ pub(crate) fn check_quant(
     dtype: DType,
     device: &DeviceInfo,
 ) -> Result<()> {
-    if PackedLayout::for_matrix(kernels, mixture.format(), dtype).is_some() {
+    let is_computed = PackedLayout::for_matrix(kernels, mixture.format(), dtype).is_some();
+    if is_computed && mixture != Mixture::F32 {
         return Ok(());
     }
     let why = format!("is {mixture}, and {} does not compute from such codes; leave it out", device.name);

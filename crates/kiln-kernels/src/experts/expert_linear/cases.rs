@@ -76,7 +76,8 @@ fn tolerance(n: usize, want: f64, Rounding { single, ulp, .. }: Rounding) -> f64
 }
 
 /// Kinds of codes: floats; codes with and without high bits, minimums, groups, zero points and tables.
-const FORMATS: [Format; 11] = [
+const FORMATS: [Format; 12] = [
+    Format::F32,
     Format::Bf16,
     Format::Q4_0,
     Format::Q5_1,
