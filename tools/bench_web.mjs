@@ -112,7 +112,7 @@ async function hugging(_, { device }) {
             const streamer = new TextStreamer(tokenizer, { skip_prompt: true, token_callback_function, callback_function() {} });
             await model.generate({ ...tokenizer(prompt), max_new_tokens, min_new_tokens: max_new_tokens, do_sample: false, streamer });
         },
-        threads: device === "wasm" ? env.backends.onnx.wasm.numThreads ?? Math.ceil(navigator.hardwareConcurrency / 2) : undefined,
+        threads: device === "wasm" ? env.backends.onnx.wasm.numThreads : undefined,
         end: () => model.dispose(),
     };
 }

@@ -738,6 +738,7 @@ pub(crate) fn check_quant(
     dtype: DType,
     device: &DeviceInfo,
 ) -> Result<()> {
+    // The CPU packs float32, too, which makes nothing smaller.
     let is_computed = PackedLayout::for_matrix(kernels, mixture.format(), dtype).is_some();
     if is_computed && mixture != Mixture::F32 {
         return Ok(());
