@@ -7,9 +7,7 @@ use kiln_simd::{Lanes, Work};
 /// is faster than several small ones.
 pub(crate) fn of_sixteen(vectors: usize) -> usize {
     match vectors {
-        1 | 2 => vectors,
-        3..=4 => 4,
-        5..=8 => 8,
+        ..=8 => of_eight(vectors),
         9..=12 => 12,
         _ => 16,
     }
@@ -50,12 +48,9 @@ pub(crate) trait Computation: Sized {
     #[inline(always)]
     fn of_sixteen<L: Lanes>(self, lanes: L) {
         match self.width() {
-            1 => lanes.call(Of::<Self, 1>(self)),
-            2 => lanes.call(Of::<Self, 2>(self)),
-            4 => lanes.call(Of::<Self, 4>(self)),
-            8 => lanes.call(Of::<Self, 8>(self)),
             12 => lanes.call(Of::<Self, 12>(self)),
-            _ => lanes.call(Of::<Self, 16>(self)),
+            16 => lanes.call(Of::<Self, 16>(self)),
+            _ => self.of_eight(lanes),
         }
     }
 
