@@ -71,8 +71,7 @@ fn several_adapters_add_up() {
     let both = model.with_adapter(&second, 1.0).unwrap().with_adapter(&first, 0.5).unwrap();
     let found = logits(&both);
     assert_close(&found, &logits(&merged(DtypeChoice::F32)), "in any order");
-    // In float16, the CPU has dense weights, into which adapters are merged. Rounding a model of this size to
-    // float16 moves its logits by 2.4 % of what the adapters change.
+    // Rounding a model of this size to float16 moves its logits by 2.4 % of what the adapters change.
     let change = apart(&found, &logits(&model));
     let error = apart(&found, &logits(&merged(DtypeChoice::F16)));
     assert!(error < 0.05 * change, "{error} of {change}");

@@ -200,15 +200,17 @@ fn matrices_stay_in_bfloat16_if_shaders_can_read_them() {
 
 #[test]
 fn weights_beyond_float16_are_errors_that_name_the_tensor() {
-    let folder = copy();
-    edit_tensors(folder.path(), |tensors| {
-        let (_, _, data) = tensors.get_mut("model.norm.weight").unwrap();
-        data[..4].copy_from_slice(&1e6f32.to_le_bytes());
-    });
-    load(folder.path()).unwrap();
-    let error =
-        Model::builder(folder.path()).opened(cpu()).dtype(DtypeChoice::F16).load().unwrap_err().to_string();
-    assert!(error.contains("model.norm.weight") && error.contains("`dtype`"), "{error}");
+    for name in ["model.norm.weight", "model.layers.0.mlp.down_proj.weight"] {
+        let folder = copy();
+        edit_tensors(folder.path(), |tensors| {
+            let (_, _, data) = tensors.get_mut(name).unwrap();
+            data[..4].copy_from_slice(&1e6f32.to_le_bytes());
+        });
+        load(folder.path()).unwrap();
+        let loaded = Model::builder(folder.path()).opened(cpu()).dtype(DtypeChoice::F16).load();
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("`dtype`"), "{error}");
+    }
 }
 
 #[test]

@@ -5,9 +5,12 @@ use std::ops::Range;
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kiln_core::{Result, budget::Claim, read_back, stages::Stages};
 use kiln_kernels::{Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Placement, Use};
-use kiln_weights::{Format, streams::Arithmetic};
+use kiln_weights::streams::Arithmetic;
 
-use crate::{Configured, ExpertPlace, HostMatrix, LoadTarget, Part, Weights, nn::names::is_second};
+use crate::{
+    Configured, ExpertPlace, HostMatrix, LoadTarget, Part, Weights, checkpoint::format_of,
+    nn::names::is_second,
+};
 
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
@@ -49,7 +52,7 @@ impl RandomWeights {
         }
     }
 
-    /// Returns a matrix in a packed layout for float32, if there is one, or else dense.
+    /// Returns a matrix in a packed layout for the type of the weights, if there is one, or else dense.
     fn packed_matrix(
         &mut self,
         layout: Option<PackedLayout>,
@@ -61,16 +64,17 @@ impl RandomWeights {
         let Some((layout, of_words)) = layout.and_then(|layout| Some((layout, layout.words(shape)?))) else {
             return self.dense_matrix(parts, width, range).map(Matrix::Dense);
         };
-        let counted = self.elements;
-        let numbers = self.noise(of_words)?;
+        let (counted, dtype) = (self.elements, self.target().1);
+        let [rows, words] = of_words;
+        let numbers = self.noise([rows, words * size_of::<i32>() / dtype.size()])?;
         let is_second = parts.iter().all(|part| is_second(&part.name));
         self.elements = counted + if is_second { 0 } else { (shape[0] * shape[1]) as u64 };
-        // Noise in another order is noise, so the words are numbers as they come.
+        // Noise in another order is noise, so the words are the numbers as they come.
         let device = numbers.device();
-        let words: Vec<i32> =
-            read_back::read(numbers)?.iter::<f32>().map(|x| x.to_bits().cast_signed()).collect();
+        let bytes = read_back::read(numbers)?.into_bytes();
+        let words: Vec<i32> = bytes.as_chunks().0.iter().map(|word| i32::from_ne_bytes(*word)).collect();
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, of_words), (&device, DType::I32));
-        let use_as = Use { dtype: DType::F32, arithmetic: Arithmetic::Floats };
+        let use_as = Use { dtype, arithmetic: Arithmetic::Floats };
         Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)))
     }
 }
@@ -86,13 +90,14 @@ impl Weights for RandomWeights {
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         let (kernels, dtype) = self.target();
-        let layout = PackedLayout::for_matrix(kernels, Format::F32, dtype);
+        let layout = format_of(dtype).and_then(|format| PackedLayout::for_matrix(kernels, format, dtype));
         self.packed_matrix(layout, parts, width, range)
     }
 
     fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
         let (kernels, dtype) = self.target();
-        let layout = PackedLayout::for_stack(kernels, Format::F32, dtype, shape[1]);
+        let layout =
+            format_of(dtype).and_then(|format| PackedLayout::for_stack(kernels, format, dtype, shape[1]));
         let most = self.rows_at_once(parts, shape[2])?;
         MatrixStack::read(shape, most, |range| self.packed_matrix(layout, parts, shape[2], range))
     }

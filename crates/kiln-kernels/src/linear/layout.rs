@@ -25,12 +25,15 @@ impl PackedLayout {
         ];
         let order = if path == Implementation::Native { Order::Sixteens } else { Order::Rows };
         let layout = Self { format, order };
-        let is_worth_it = match format {
+        let is_worth_it = match (path, format) {
             // On the CPU, sixteen interleaved rows are read faster than one row after the other.
-            Format::F32 => path == Implementation::Native && dtype == DType::F32,
+            (Implementation::Native, Format::F16) => dtype == DType::F32 || dtype == DType::F16,
+            (Implementation::Native, _) => dtype == DType::F32,
+            // Float32 is the type of the arithmetic.
+            (_, Format::F32) => false,
             // GPUs that compute in float16 have faster ways to multiply 16-bit numbers.
-            Format::F16 | Format::Bf16 => dtype == DType::F32,
-            _ => path != Implementation::Native || dtype == DType::F32,
+            (_, Format::F16 | Format::Bf16) => dtype == DType::F32,
+            _ => true,
         };
         let takes = |own: &Implementation| *own == path && takes_packed(path, layout);
         (is_worth_it && path != Implementation::Reference && paths.iter().all(takes)).then_some(layout)

@@ -131,9 +131,7 @@ impl Number for f16 {
     fn round(wide: &[f32], numbers: &mut [Self]) -> Result<(), Failed> {
         numbers.convert_from_f32_slice(wide);
         match wide.iter().zip(&*numbers).find(|(w, h)| w.is_finite() && !h.is_finite()) {
-            Some((value, _)) => {
-                Err(Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)")))
-            }
+            Some((value, _)) => Err(beyond_float16(*value)),
             None => Ok(()),
         }
     }
@@ -146,4 +144,20 @@ impl Number for bf16 {
         numbers.convert_from_f32_slice(wide);
         Ok(())
     }
+}
+
+/// Packs float32 numbers in `format`.
+pub(super) fn pack(format: Format, wide: &[f32], bytes: &mut [u8]) -> Result<(), Failed> {
+    /// The least number that is rounded to infinity.
+    const BEYOND_F16: f32 = 65520.0;
+
+    let is_beyond = |number: &&f32| number.is_finite() && number.abs() >= BEYOND_F16;
+    match wide.iter().find(is_beyond).filter(|_| format == Format::F16) {
+        Some(value) => Err(beyond_float16(*value)),
+        None => format.pack(wide, bytes).map_err(|e| Failed::Convert(e.to_string())),
+    }
+}
+
+fn beyond_float16(value: f32) -> Failed {
+    Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)"))
 }

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::{
     Checkpoint,
-    convert::{BLOCK, Failed, Number, Stored},
+    convert::{BLOCK, Failed, Number, Stored, pack},
     locate::Piece,
     quantized::{Group, Unpacking},
     view::View,
@@ -274,5 +274,5 @@ fn pack_rows(
     checkpoint.read(piece.entry, start, &mut bytes)?;
     stored.unpack(&bytes, &mut numbers).map_err(wrong)?;
     numbers.iter_mut().for_each(|number| *number = undo.number(*number));
-    format.pack(&numbers, to).map_err(|e| wrong(e.to_string()))
+    pack(format, &numbers, to).map_err(|why| failed(checkpoint, piece, why))
 }

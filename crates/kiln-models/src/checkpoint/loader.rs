@@ -149,21 +149,42 @@ impl<'a> Loader<'a> {
     }
 
     /// Returns the packed layout for the rows of `pieces`, if they are packed. `layout_of` returns the layout
-    /// that the kernels use for a format. Pieces that share no format are numbers of float32.
+    /// that the kernels use for a format.
     fn packed_layout(
         &self,
         pieces: &[Piece<'_>],
         width: usize,
         layout_of: impl Fn(&Kernels, Format, DType) -> Option<PackedLayout>,
     ) -> Option<PackedLayout> {
-        let format = self.shared_format(pieces).unwrap_or(Format::F32);
-        let layout = layout_of(&self.target().kernels, format, self.use_as().dtype)?;
+        let dtype = self.use_as().dtype;
+        let layout_of = |format| layout_of(&self.target().kernels, format, dtype);
+        let layout = layout_from(self.shared_format(pieces), dtype, layout_of)?;
         layout.words([1, width]).map(|_| layout)
     }
 
     /// Numbers of the compute type.
     fn numbers(&self) -> Form {
         Form::Numbers(self.use_as().dtype)
+    }
+}
+
+/// Returns the packed layout for numbers that are stored in `format`: that for the format, or else for numbers
+/// of `dtype`, to which they are rounded. `layout_of` returns the layout that kernels use for a format.
+pub(super) fn layout_from(
+    format: Option<Format>,
+    dtype: DType,
+    layout_of: impl Fn(Format) -> Option<PackedLayout>,
+) -> Option<PackedLayout> {
+    format.and_then(&layout_of).or_else(|| layout_of(format_of(dtype)?))
+}
+
+/// The format of numbers of a type.
+pub(crate) fn format_of(dtype: DType) -> Option<Format> {
+    match dtype {
+        DType::F32 => Some(Format::F32),
+        DType::F16 => Some(Format::F16),
+        DType::BF16 => Some(Format::Bf16),
+        _ => None,
     }
 }
 
@@ -224,8 +245,9 @@ impl Weights for Loader<'_> {
             let rows = start..start + part.rows;
             start = rows.end;
             let entry = self.checkpoint.locate(&part.name, &[part.rows, width])?.entry;
-            let format = self.checkpoint.format(entry).unwrap_or(Format::F32);
-            let layout = PackedLayout::for_matrix(&self.target().kernels, format, self.use_as().dtype);
+            let dtype = self.use_as().dtype;
+            let layout_of = |format| PackedLayout::for_matrix(&self.target().kernels, format, dtype);
+            let layout = layout_from(self.checkpoint.format(entry), dtype, layout_of);
             match runs.last_mut() {
                 Some((run, last)) if *last == layout => run.end = rows.end,
                 _ => runs.push((rows, layout)),

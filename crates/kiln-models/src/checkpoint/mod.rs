@@ -39,6 +39,7 @@ mod view;
 
 pub use adapter::Adapter;
 pub use loader::Loader;
+pub(crate) use loader::format_of;
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 
 use self::{
@@ -369,11 +370,10 @@ impl Checkpoint {
             [count, rows, columns] if is_of_experts(name) => (count, rows, columns),
             _ => return numbers * dtype.size() as u64,
         };
-        let format = self.format(entry).unwrap_or(Format::F32);
-        let layout = match is_of_experts(name) {
+        let layout = loader::layout_from(self.format(entry), dtype, |format| match is_of_experts(name) {
             true => PackedLayout::for_stack(kernels, format, dtype, rows),
             false => PackedLayout::for_matrix(kernels, format, dtype),
-        };
+        });
         let packed = layout.and_then(|layout| layout.words([rows, columns]));
         let size = |[rows, words]: [usize; 2]| [count, rows, words, 4].map(|n| n as u64).iter().product();
         packed.map_or(numbers * dtype.size() as u64, size)

@@ -16,7 +16,7 @@ use kiln_weights::{Format, quantized::Quantized};
 pub(super) use self::{group::Group, method::Method};
 use super::{
     Checkpoint, Entry,
-    convert::{BLOCK, Failed, Number},
+    convert::{BLOCK, Failed, Number, pack},
 };
 
 /// Minimum number of rows to unpack at a time. Codes may be stored column by column, where fewer rows would
@@ -81,7 +81,7 @@ impl Unpacking {
         }
         let mut numbers = vec![0.0; rows.len() * self.matrix.columns()];
         self.matrix.unpack(rows, codes, &mut numbers)?;
-        format.pack(&numbers, blocks).map_err(|e| Failed::Convert(e.to_string()))
+        pack(format, &numbers, blocks)
     }
 
     /// Unpacks rows into `numbers`, starting at row `first`.
