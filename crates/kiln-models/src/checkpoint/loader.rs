@@ -168,8 +168,9 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Returns the packed layout for numbers that are stored in `format`: that for the format, or else for numbers
-/// of `dtype`, to which they are rounded. `layout_of` returns the layout that kernels use for a format.
+/// Returns the packed layout for numbers that are stored in `format`: that for the format, or else for
+/// numbers of `dtype`, to which they are rounded. `layout_of` returns the layout that kernels use for a
+/// format.
 pub(super) fn layout_from(
     format: Option<Format>,
     dtype: DType,
