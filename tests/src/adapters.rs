@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiln::{DtypeChoice, Mixture, Model, Plan};
+use kiln::{DtypeChoice, Mixture, Model, Plan, expert::kernels::Choice};
 use kiln_testkit::devices::opened;
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
@@ -71,6 +71,10 @@ fn several_adapters_add_up() {
     let both = model.with_adapter(&second, 1.0).unwrap().with_adapter(&first, 0.5).unwrap();
     let found = logits(&both);
     assert_close(&found, &logits(&merged(DtypeChoice::F32)), "in any order");
+    // Reference kernels have dense weights, which are changed.
+    let dense =
+        builder(DtypeChoice::F32).kernels(Choice::Reference).adapter(&first, 0.5).adapter(&second, 1.0);
+    assert_close(&found, &logits(&dense.load().unwrap()), "merged");
     // Rounding a model of this size to float16 moves its logits by 2.4 % of what the adapters change.
     let change = apart(&found, &logits(&model));
     let error = apart(&found, &logits(&merged(DtypeChoice::F16)));

@@ -1,6 +1,6 @@
 //! Linear layers on the CPU, with SIMD.
 //!
-//! Weights in float32 are packed where they are loaded (`kiln_products`). Other tensors are dense. Up to 127
+//! Weights of models are packed where they are loaded (`kiln_products`). Other tensors are dense. Up to 127
 //! vectors are multiplied by dense rows directly: each result is the sum of chunks of [`CHUNK`] products, and
 //! each chunk is summed in the lanes of one vector. So the bits do not depend on how many vectors are
 //! multiplied together, or on how weights are divided among threads. For [`MANY`] vectors, dense rows are

@@ -152,12 +152,14 @@ pub(super) fn pack(format: Format, wide: &[f32], bytes: &mut [u8]) -> Result<(),
     const BEYOND_F16: f32 = 65520.0;
 
     let is_beyond = |number: &&f32| number.is_finite() && number.abs() >= BEYOND_F16;
-    match wide.iter().find(is_beyond).filter(|_| format == Format::F16) {
-        Some(value) => Err(beyond_float16(*value)),
-        None => format.pack(wide, bytes).map_err(|e| Failed::Convert(e.to_string())),
+    if format == Format::F16
+        && let Some(value) = wide.iter().find(is_beyond)
+    {
+        return Err(beyond_float16(*value));
     }
+    format.pack(wide, bytes).map_err(|e| Failed::Convert(e.to_string()))
 }
 
 fn beyond_float16(value: f32) -> Failed {
-    Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)"))
+    Failed::Convert(format!("holds {value}, beyond float16; choose another `dtype` or `quant`"))
 }

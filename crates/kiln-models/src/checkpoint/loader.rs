@@ -52,9 +52,9 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// Creates a loader. Matrices become [`Matrix::Packed`] in the format in which they are stored, or in
-    /// float32, if the kernels of their device can compute with it; `use_as` says how. `on_progress` receives
-    /// the number of file bytes read, after each read.
+    /// Creates a loader. Matrices become [`Matrix::Packed`] in the format in which they are stored, or in the
+    /// type of the model, if the kernels of their device can compute with it; `use_as` says how.
+    /// `on_progress` receives the number of file bytes read, after each read.
     pub fn new(
         checkpoint: &'a Checkpoint,
         targets: Stages<LoadTarget>,

@@ -359,8 +359,8 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Adds a LoRA adapter, a folder as peft saves it, whose changes are multiplied by `scale`. Dense weights
-    /// are changed once, while the model is loaded. Packed ones, such as all matrices on the CPU in float32,
-    /// keep the adapter beside them. Several adapters add up. For adapters that share a model, see
+    /// are changed once, while the model is loaded. Packed ones, such as all matrices on the CPU, keep the
+    /// adapter beside them. Several adapters add up. For adapters that share a model, see
     /// [`Model::with_adapter`].
     pub fn adapter(self, folder: impl Into<PathBuf>, scale: f32) -> Self {
         self.adapter_from_source(Arc::new(FolderSource::new(&folder.into())), scale)

@@ -194,8 +194,8 @@ impl<'a> Ends<'a> {
         let device = device::open(DeviceName::Cpu)?;
         let kernels = Kernels::new(Choice::Auto, &device.device)?;
         let held = |dtype| self.checkpoint.held_bytes_of(&self.blocks, &kernels, dtype);
-        // Packed weights stay packed only in float32. Dense ones have the device's number type, as far as the
-        // CPU supports it.
+        // Codes stay packed only in float32. Other weights have the device's number type, as far as the CPU
+        // supports it.
         let dtype = match dtype {
             DType::F16 if held(DType::F16) < held(DType::F32) => DType::F16,
             _ => DType::F32,
