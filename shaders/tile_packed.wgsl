@@ -40,12 +40,12 @@ fn read_weights(matrix: u32, first_output: u32, c: u32, fours: u32, lane: u32) {
     // Rows past the last one are replaced by the last one.
     let own = min(vec4(first_output + lane) + vec4(0u, 1u, 2u, 3u) * QUARTER, vec4(info.output - 1u));
     let at = (own + vec4(matrix)) * info.w_strides.x;
-    let half = c / 4u;
-    let codes = codes_of_half(at, half);
+    let run = c / 8u;
+    let codes = codes_of_half(at, run, c / 4u % 2u);
     let first = columns_of_pair(codes.first);
     let second = columns_of_pair(codes.second);
-    let of_first = group_at(at, half, 0u);
-    let of_second = group_at(at, half, 1u);
+    let of_first = group_at(at, run, 0u);
+    let of_second = group_at(at, run, 1u);
     write_rows(lane, first.first, of_first);
     write_rows(OUTPUTS + lane, first.second, of_first);
     write_rows(2u * OUTPUTS + lane, second.first, of_second);

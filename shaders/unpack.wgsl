@@ -54,15 +54,16 @@ fn main(
     if first_row >= info.rows {
         return;
     }
-    let half = i % halves;
+    let run = i % halves / 2u;
+    let part = i % 2u;
     // Rows past the last one are replaced by the last one.
     let weights = min(vec4(first_row) + vec4(0u, 1u, 2u, 3u), vec4(info.rows - 1u)) * info.words;
-    let codes = codes_of_half(weights, half);
-    let c = half / 2u * 8u + half % 2u * 2u;
+    let codes = codes_of_half(weights, run, part);
+    let c = run * 8u + part * 2u;
     let first = columns_of_pair(codes.first);
     let second = columns_of_pair(codes.second);
-    let of_first = group_at(weights, half, 0u);
-    let of_second = group_at(weights, half, 1u);
+    let of_first = group_at(weights, run, 0u);
+    let of_second = group_at(weights, run, 1u);
     write(first_row, c, first.first, of_first);
     write(first_row, c + 1u, first.second, of_first);
     write(first_row, c + 4u, second.first, of_second);

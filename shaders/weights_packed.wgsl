@@ -48,9 +48,7 @@ struct Pair {
 }
 
 // The words of a stream with `bits` bits per code that both pairs of half a run need.
-fn words_of_half(start: vec4<u32>, bits: u32, half: u32) -> Pair {
-    let run = half / 2u;
-    let part = half % 2u;
+fn words_of_half(start: vec4<u32>, bits: u32, run: u32, part: u32) -> Pair {
     if bits == 4u {
         return Pair(words_at(start, run * 4u + part * 2u), words_at(start, run * 4u + part * 2u + 1u));
     } else if bits == 2u {
@@ -63,9 +61,7 @@ fn words_of_half(start: vec4<u32>, bits: u32, half: u32) -> Pair {
 }
 
 // Codes of a stream, for the first or second pair of half a run.
-fn codes_of_pair(start: vec4<u32>, bits: u32, half: u32, pair: u32, words: Pair) -> Pair {
-    let run = half / 2u;
-    let part = half % 2u;
+fn codes_of_pair(start: vec4<u32>, bits: u32, run: u32, part: u32, pair: u32, words: Pair) -> Pair {
     if bits == 8u {
         let word = run * 8u + part * 2u + pair * 4u;
         return Pair(words_at(start, word), words_at(start, word + 1u));
@@ -158,22 +154,22 @@ struct Half {
     second: Codes,
 }
 
-fn codes_of_half(at: vec4<u32>, half: u32) -> Half {
+fn codes_of_half(at: vec4<u32>, run: u32, part: u32) -> Half {
     if LOW == 16u {
-        let word = half / 2u * 16u + half % 2u * 4u;
+        let word = run * 16u + part * 4u;
         return Half(
             Codes(bf16_at(at, word), bf16_at(at, word + 1u), bf16_at(at, word + 2u), bf16_at(at, word + 3u)),
             Codes(bf16_at(at, word + 8u), bf16_at(at, word + 9u), bf16_at(at, word + 10u), bf16_at(at, word + 11u)),
         );
     }
     let high_start = at + vec4(info.input / 32u * LOW);
-    let low_words = words_of_half(at, LOW, half);
-    var first = codes_of_pair(at, LOW, half, 0u, low_words);
-    var second = codes_of_pair(at, LOW, half, 1u, low_words);
+    let low_words = words_of_half(at, LOW, run, part);
+    var first = codes_of_pair(at, LOW, run, part, 0u, low_words);
+    var second = codes_of_pair(at, LOW, run, part, 1u, low_words);
     if HIGH > 0u {
-        let words = words_of_half(high_start, HIGH, half);
-        let high_first = codes_of_pair(high_start, HIGH, half, 0u, words);
-        let high_second = codes_of_pair(high_start, HIGH, half, 1u, words);
+        let words = words_of_half(high_start, HIGH, run, part);
+        let high_first = codes_of_pair(high_start, HIGH, run, part, 0u, words);
+        let high_second = codes_of_pair(high_start, HIGH, run, part, 1u, words);
         first = Pair(first.first | (high_first.first << vec4(LOW)), first.second | (high_first.second << vec4(LOW)));
         second = Pair(second.first | (high_second.first << vec4(LOW)), second.second | (high_second.second << vec4(LOW)));
     }
@@ -209,13 +205,13 @@ struct Group {
 }
 
 // The group of the first or second pair of half a run.
-fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
+fn group_at(at: vec4<u32>, run: u32, pair: u32) -> Group {
     if LOW == 16u {
         return Group(vec4(1.0), vec4(0.0), vec4(0.0));
     }
-    // Half a run is in one group, or each of its pairs is in a group of 16.
-    let group = select(half / (max(GROUP, 32u) / 16u), half / 2u * 2u + pair, GROUP == 16u);
-    let block = half / (BLOCK / 16u);
+    // A run is in one group, or each of its halves is one.
+    let group = select(run / (max(GROUP, 32u) / 32u), run * 2u + pair, GROUP == 16u);
+    let block = run / (BLOCK / 32u);
     var start = at + vec4(info.input / 32u * (LOW + HIGH));
     // The scale of the group and its minimum, as factors of those of the block.
     var scale = vec4(1.0);

@@ -5,8 +5,8 @@
 
 FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, or CUDA C++ (`.cu`), which the software CUDA device keeps
 (`SOFTCUDA_TEXTS`, tools/softcuda/README.md). What it has not is not checked. MESA is what `mesa.sh fetch MESA trixie` makes; CUDA C++ does not need it.
-Worse is: more spilled registers, fewer subgroups or blocks at a time, more than 5 % more instructions, narrower loads. Figures are of one version of
-each compiler; with another, nothing is compared, and that is said. What was compiled before is remembered in ~/.cache/kiln-gpu.
+Worse is: more spilled registers, fewer subgroups or blocks at a time, more than 5 % more instructions, in all or in the main loop, narrower loads.
+Figures are of one version of each compiler; with another, nothing is compared, and that is said. What was compiled before is remembered in ~/.cache/kiln-gpu.
 """
 
 import argparse
@@ -24,9 +24,12 @@ import sys
 HERE = pathlib.Path(__file__).parent
 FIGURES, PAGE = HERE / "figures.csv", HERE / "README.md"
 CACHE = pathlib.Path.home() / ".cache/kiln-gpu/figures.json"
-COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "load"]
+COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "loop", "load"]
 FEWER_IS_WORSE = ["occupancy", "load"]
 MORE_INSTRUCTIONS = 1.05
+# Formats of packed weights: their numbers in names of texts, and the weights that a lane multiplies in a turn of the main loop of `linear_packed`, by
+# the number of one row and of eight in names.
+FORMATS = {"Q4_0": (1, {0: 128, 3: 512}), "Q8_0": (5, {0: 128, 3: 512}), "Q4_K": (8, {0: 128, 3: 512}), "Q6_K": (10, {0: 128, 3: 1024})}
 # The compiler's program, its files, the GPU.
 TARGETS = {
     "navi31": ("radv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
@@ -73,7 +76,7 @@ def measured(target, texts, prefix):
         [*prefix, sys.executable, HERE / program, target, *files], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()]
     (driver,) = run([])
     known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
-    key = lambda file: hashlib.sha256(f"{target} {driver['driver']} ".encode() + file.read_bytes()).hexdigest()
+    key = lambda file: hashlib.sha256(f"{target} {driver['driver']} loop ".encode() + file.read_bytes()).hexdigest()
     keys = {file: key(file) for file in files}
     new = [file for file in files if keys[file] not in known]
     some = [new[begin:begin + 25] for begin in range(0, len(new), 25)]
@@ -94,7 +97,7 @@ def committed():
     if FIGURES.exists():
         for row in csv.DictReader(FIGURES.open()):
             drivers[row["target"]] = row["compiler"]
-            figures[row["target"], row["kernel"]] = {name: int(row[name]) for name in COLUMNS if row[name]}
+            figures[row["target"], row["kernel"]] = {name: int(row[name]) for name in COLUMNS if row.get(name)}
     return figures, drivers
 
 
@@ -104,10 +107,22 @@ def worse(before, now):
         "spilled": lambda old, new: new > old,
         "occupancy": lambda old, new: new < old,
         "instructions": lambda old, new: new > old * MORE_INSTRUCTIONS + 4,
+        "loop": lambda old, new: new > old * MORE_INSTRUCTIONS + 4,
         "load": lambda old, new: new < old,
     }
     before = before or {"spilled": 0}
     return [f"{name} {before[name]} -> {now[name]}" for name, is_worse in rules.items() if name in before and name in now and is_worse(before[name], now[name])]
+
+
+def by_weight(figures):
+    """A table of the instructions that a packed weight takes."""
+    loop = lambda number, rows: figures.get(f"linear_packed-f16-{number}-{rows}-0-0", {}).get("loop")
+    if not loop(1, 0):
+        return []
+    lines = ["Instructions of the main loop of `linear_packed` in float16, for each weight and row of `x`:", "", "| format | 1 row | 8 rows |", "|---|---|---|"]
+    for format, (number, weights) in FORMATS.items():
+        lines.append(f"| {format} | {' | '.join(f'{loop(number, rows) / of_rows:.2f}' for rows, of_rows in weights.items())} |")
+    return [*lines, ""]
 
 
 def page(figures, drivers):
@@ -130,7 +145,8 @@ def page(figures, drivers):
         "[CONTRIBUTING](../../CONTRIBUTING.md) says how to get the CUDA C++. Each row has the worst of a",
         "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
         "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
-        "permutation's widest loads, in bytes.", "",
+        "permutation's widest loads, in bytes. `figures.csv` has the instructions of main loops, too: those",
+        "of the block with the most multiply-adds.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}
@@ -148,6 +164,7 @@ def page(figures, drivers):
             cells += [all_worst.get("load", "")] * with_loads
             lines.append(f"| {' | '.join(map(str, cells))} |")
         lines.append("")
+        lines += by_weight(own)
     return "\n".join(lines)
 
 

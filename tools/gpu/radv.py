@@ -1,4 +1,4 @@
-"""What AMD's GPUs would make of compute shaders: registers, spills, occupancy, instructions.
+"""What AMD's GPUs would make of compute shaders: registers, spills, occupancy, instructions, and those of the main loop.
 
     python radv.py FAMILY FILE.spv ..    prints a line of JSON for each file, after one with the driver
 
@@ -7,11 +7,14 @@ No GPU is needed: Mesa's RADV compiles for the family that it is told (its null 
 driver is the installed one, unless VK_DRIVER_FILES names another.
 """
 
+import collections
 import glob
 import json
 import os
+import re
 import struct
 import sys
+import tempfile
 
 DRIVERS = "/usr/share/vulkan/icd.d/radeon_icd*.json"
 MATRIX_UNITS = "VK_KHR_cooperative_matrix"
@@ -29,6 +32,33 @@ def instructions(words):
     while at < len(words):
         yield words[at:at + (words[at] >> 16)]
         at += words[at] >> 16
+
+
+def main_loop(assembly):
+    """Number of instructions in the block with the most multiply-adds."""
+    blocks, block = collections.defaultdict(list), None
+    for line in assembly.splitlines():
+        if begun := re.match(r"(BB\d+):$", line):
+            block = begun[1]
+        elif block and re.match(r"\t[a-z]\w+.*; [0-9a-f]{8}", line):
+            blocks[block].append(line.split()[0])
+    return len(max(blocks.values(), key=lambda block: sum(name.startswith("v_fma") for name in block), default=[]))
+
+
+class Printed:
+    """What the driver prints to standard error meanwhile."""
+
+    def __enter__(self):
+        self.file, self.before = tempfile.TemporaryFile(), os.dup(2)
+        os.dup2(self.file.fileno(), 2)
+        return self
+
+    def __exit__(self, *_):
+        os.dup2(self.before, 2)
+        os.close(self.before)
+        self.file.seek(0)
+        self.text = self.file.read().decode(errors="replace")
+        self.file.close()
 
 
 def interface(words):
@@ -73,13 +103,14 @@ def statistics(vk, gpu, words):
     module = vk.vkCreateShaderModule(gpu, vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code), None)
     stage = vk.VkPipelineShaderStageCreateInfo(stage=vk.VK_SHADER_STAGE_COMPUTE_BIT, module=module, pName=entry)
     info = vk.VkComputePipelineCreateInfo(flags=CAPTURE_STATISTICS, stage=stage, layout=layout)
-    pipeline = vk.vkCreateComputePipelines(gpu, vk.VK_NULL_HANDLE, 1, [info], None)[0]
+    with Printed() as printed:
+        pipeline = vk.vkCreateComputePipelines(gpu, vk.VK_NULL_HANDLE, 1, [info], None)[0]
     ask = vk.vkGetDeviceProcAddr(gpu, "vkGetPipelineExecutableStatisticsKHR")
     text = lambda name: name if isinstance(name, str) else vk.ffi.string(name).decode()
     found = {text(s.name): s.value.u64 for s in ask(gpu, vk.VkPipelineExecutableInfoKHR(pipeline=pipeline, executableIndex=0))}
     vk.vkDestroyPipeline(gpu, pipeline, None)
     vk.vkDestroyShaderModule(gpu, module, None)
-    return {name: found[theirs] for name, theirs in NAMES.items()}
+    return {name: found[theirs] for name, theirs in NAMES.items()} | {"loop": main_loop(printed.text)}
 
 
 def main():
@@ -87,7 +118,7 @@ def main():
     driver = os.environ.get("VK_DRIVER_FILES") or next(iter(glob.glob(DRIVERS)), None)
     if not driver:
         sys.exit("there is no RADV; install Debian's mesa-vulkan-drivers")
-    os.environ.update(VK_ICD_FILENAMES=driver, VK_DRIVER_FILES=driver, RADV_FORCE_FAMILY=family)
+    os.environ.update(VK_ICD_FILENAMES=driver, VK_DRIVER_FILES=driver, RADV_FORCE_FAMILY=family, RADV_DEBUG="asm")
     import vulkan as vk  # The loader reads the environment when it is first used.
 
     properties, gpu = open_device(vk)

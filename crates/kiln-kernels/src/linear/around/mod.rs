@@ -104,17 +104,22 @@ pub(crate) struct Sharing {
 
 #[cfg(feature = "cube")]
 impl Sharing {
-    pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
+    /// The fewest numbers that are worth a lane, of dense rows, and in CUDA of packed ones.
+    pub(crate) const NUMBERS: usize = 16;
+    /// The numbers that a lane of the shader reads of a packed row at once.
+    #[cfg(feature = "wgpu")]
+    pub(crate) const RUN: usize = 32;
+
+    /// `worth`: the fewest numbers of a row that are worth a lane.
+    pub(crate) fn new(rows: usize, [output, input]: [usize; 2], worth: usize, device: &Device) -> Self {
         /// Results per workgroup and row of x, with eight lanes along a row of the weight.
         const OUTPUTS: usize = LANES / 8 * 4;
-        /// Fewest numbers along a row that are worth eight lanes.
-        const WORTH: usize = 128;
         /// Splits that use all lanes of a workgroup.
         const MOST_SPLITS: usize = LANES / 8;
         /// Most rows that there are registers for.
         const MOST: usize = 8;
 
-        let most = (input / WORTH).min(enough(device, 1024) * OUTPUTS / output);
+        let most = (input / (8 * worth)).min(enough(device, 1024) * OUTPUTS / output);
         let splits = 1 << most.clamp(1, MOST_SPLITS).ilog2();
         let together = rows.next_power_of_two().min(MOST);
         let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);

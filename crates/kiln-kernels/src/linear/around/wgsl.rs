@@ -17,12 +17,14 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let (rows, device) = (batch * tokens, x.device());
     let (biased, added) = (bias.is_some(), residual.is_some());
-    let Sharing { splits, together, workgroups } = Sharing::new(rows, input, then.places(output), &device);
     let format = match &weight {
         Matrix::Dense(_) => None,
         Matrix::Packed(packed) => packed_lines::pick(packed.format()),
     };
     let packed = format.is_some();
+    let worth = if packed { Sharing::RUN } else { Sharing::NUMBERS };
+    let Sharing { splits, together, workgroups } =
+        Sharing::new(rows, [then.places(output), input], worth, &device);
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);

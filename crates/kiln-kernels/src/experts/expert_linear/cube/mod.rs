@@ -119,7 +119,8 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::te
     let Product { ref x, ref experts, ref y, tokens, slots, input, .. } = product;
     let (client, lanes, elem) = (&y.client, CubeDim::new_1d(LANES as u32), dtype_to_storage_type(x.dtype));
     for block in weight.blocks() {
-        let Sharing { splits, workgroups, .. } = Sharing::new(1, input, block.rows.len(), &device);
+        let Sharing { splits, workgroups, .. } =
+            Sharing::new(1, [block.rows.len(), input], Sharing::NUMBERS, &device);
         let workgroups = workgroups * pairs;
         match &block.matrix {
             Matrix::Dense(numbers) => {

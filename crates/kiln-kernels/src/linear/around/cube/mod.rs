@@ -208,7 +208,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
     let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, input, then.places(output), &x.device());
+        Sharing::new(rows, [then.places(output), input], Sharing::NUMBERS, &x.device());
     let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let packed = matches!(weight, Matrix::Packed(_));
