@@ -1,6 +1,7 @@
-// A lane's partial sums for linear.wgsl with packed weights: reads a run of 32 elements of each of four rows.
-// The product of a group is the product of its codes times its scale, plus the sum of x times the offset of
-// the codes: scales and offsets are applied once per group. With weights_packed.wgsl.
+// A lane's partial sums for linear.wgsl with packed weights: reads a run of 32 elements of each of four rows,
+// or its halves one after the other. The product of a group is the product of its codes times its scale, plus
+// the sum of x times the offset of the codes. In float16, scales and offsets are applied once per group. With
+// weights_packed.wgsl.
 
 // Whether the arithmetic is that of float16, in which 2049 is rounded.
 const IS_F16 = f32(elem(2049.0)) != 2049.0;

@@ -74,9 +74,9 @@ async function timed(page, begin, options, prompts, tokens) {
     );
 }
 
-async function kiln(blob) {
+async function kiln(blob, options) {
     const { Model } = await import("/web/kiln-web/index.js");
-    const model = await Model.load([new File([blob], "model.gguf")]);
+    const model = await Model.load([new File([blob], "model.gguf")], options);
     return {
         async stream(prompt, max_new_tokens, onPiece) {
             const answer = model.generate(prompt, { do_sample: false, max_new_tokens, min_new_tokens: max_new_tokens });
@@ -122,7 +122,7 @@ const row = (...cells) => rows.push(cells.map(String));
 const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
 
 for (const name of names(only === "both" ? undefined : only)) {
-    const runs = [["kiln-web", kiln, {}]];
+    const runs = [["kiln-web, WebGPU", kiln, { device: "wgpu" }], ["kiln-web, CPU", kiln, { device: "cpu" }]];
     if (wllama && statSync(wllama, { throwIfNoEntry: false })) {
         runs.push(["wllama, WebGPU", peer, { layers: 999 }], ["wllama, CPU", peer, { layers: 0 }]);
     }
@@ -148,14 +148,19 @@ for (const name of names(only === "both" ? undefined : only)) {
     }
 }
 server.close();
-const bench = ["bench", "--model", file, "--device", "wgpu", "-p", "64", "-n", String(TOKENS), "-r", "1", "-o", "json"];
-const native = JSON.parse(execFileSync(binary, bench, { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));
-const [read, wrote] = native.results;
-row(`native, ${native.adapter}`, "", seconds(1000 * read.warm_up), seconds(64_000 / read.tokens_per_second), wrote.tokens_per_second.toFixed(1), "");
+for (const device of ["wgpu", "cpu"]) {
+    const bench = ["bench", "--model", file, "--device", device, "-p", "64", "-n", String(TOKENS), "-r", "1", "-o", "json"];
+    const native = JSON.parse(execFileSync(binary, bench, { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));
+    const [read, wrote] = native.results;
+    row(`native, ${native.adapter}`, "", seconds(1000 * read.warm_up), seconds(64_000 / read.tokens_per_second), wrote.tokens_per_second.toFixed(1), "");
+}
 
 console.log(`${basename(file)}, prompts of 64 words, ${TOKENS} tokens\n`);
 const head = ["", "load", "first token, cold", "warm", "tokens/s", "memory of the module"];
 for (const cells of [head, head.map(() => "---"), ...rows]) console.log(`| ${cells.join(" | ")} |`);
-const wasm = readFileSync(join(root, "web/kiln-web/module/kiln_web_bg.wasm"));
-const brotli = brotliCompressSync(wasm, { params: { [constants.BROTLI_PARAM_LGWIN]: 24, [constants.BROTLI_PARAM_SIZE_HINT]: wasm.length } });
-console.log(`\nWebAssembly: ${wasm.length} bytes, by gzip ${gzipSync(wasm, { level: 9 }).length}, by brotli ${brotli.length}`);
+console.log("");
+for (const form of ["module", "module-cpu"]) {
+    const wasm = readFileSync(join(root, "web/kiln-web", form, "kiln_web_bg.wasm"));
+    const brotli = brotliCompressSync(wasm, { params: { [constants.BROTLI_PARAM_LGWIN]: 24, [constants.BROTLI_PARAM_SIZE_HINT]: wasm.length } });
+    console.log(`${form}: ${wasm.length} bytes, by gzip ${gzipSync(wasm, { level: 9 }).length}, by brotli ${brotli.length}`);
+}

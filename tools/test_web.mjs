@@ -2,9 +2,10 @@
 //
 //     tools/build_web.sh
 //     npm install --prefix DIR puppeteer-core@24.43.1 openai@6.49.0 vite@8.4.0
-//     KILN_NODE_MODULES=DIR/node_modules node tools/test_web.mjs KILN_BINARY [chrome|firefox]
+//     KILN_NODE_MODULES=DIR/node_modules node tools/test_web.mjs KILN_BINARY [chrome|firefox|both [CHECKS]]
 //
-// Prints a line per check.
+// Prints a line per check. CHECKS is a regular expression for the names of those to run; many need the ones before them.
+// KILN_TEST_SPEECH names a folder that tools/speech.py makes, for transcription.
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, symlinkSync } from "node:fs";
@@ -14,7 +15,7 @@ import { extname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { launch, modules, names } from "./browsers.mjs";
 
-const [binary, only] = process.argv.slice(2);
+const [binary, only, checks = ""] = process.argv.slice(2);
 if (!binary) {
     console.error("test_web: error: say which kiln to compare with");
     process.exit(2);
@@ -110,6 +111,7 @@ function native(prompt, tokens, ...more) {
 let [passed, failed] = [0, 0];
 
 async function check(name, work) {
+    if (!new RegExp(checks).test(name)) return;
     const begin = Date.now();
     let timer;
     try {
@@ -591,6 +593,25 @@ async function run(name, browser) {
         await other.waitForFunction(() => document.getElementById("answer").textContent.trim(), { timeout: PATIENCE });
         await other.close();
     });
+    const speech = process.env.KILN_TEST_SPEECH;
+    if (speech) {
+        await check(`${name}: the example that transcribes does so`, async () => {
+            site.folders["/whisper/"] = join(speech, "whisper-tiny.en");
+            const other = await browser.newPage();
+            // Whisper takes minutes on a GPU in software.
+            await other.goto(`${site.address}/web/examples/transcribe.html?model=/whisper/&device=cpu`);
+            await other.waitForSelector("input:enabled", { timeout: PATIENCE });
+            const input = await other.$("input");
+            await input.uploadFile(join(speech, "speech/0870.wav"));
+            await other.waitForFunction(() => document.getElementById("transcript").textContent, { timeout: PATIENCE });
+            const native = [binary, ["transcribe", "--model", join(speech, "whisper-tiny.en"), "--device", "cpu", join(speech, "speech/0870.wav")]];
+            const wanted = execFileSync(...native, { encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });
+            equal(await other.$eval("#transcript", (transcript) => transcript.textContent.trim()), wanted.trim());
+            await other.close();
+        });
+    } else {
+        console.log("# NOT CHECKED: transcription; KILN_TEST_SPEECH names no folder with Whisper and speech");
+    }
     const vite = modules && join(modules, "vite/bin/vite.js");
     if (vite && statSync(vite, { throwIfNoEntry: false })) {
         await check(`${name}: the example with Vite is built, and answers`, async () => {
@@ -624,7 +645,7 @@ async function run(name, browser) {
     site.server.close();
 }
 
-for (const name of names(only)) {
+for (const name of names(only === "both" ? undefined : only)) {
     let browser;
     try {
         browser = await launch(name, PATIENCE);

@@ -46,7 +46,7 @@ def main_loop(assembly):
 
 
 class Printed:
-    """What the driver prints to standard error meanwhile."""
+    """Standard error meanwhile, where the driver prints."""
 
     def __enter__(self):
         self.file, self.before = tempfile.TemporaryFile(), os.dup(2)

@@ -11,6 +11,8 @@ mod aarch64;
 mod portable;
 #[cfg(test)]
 mod tests;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm32;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -143,6 +145,8 @@ pub trait Work {
 pub enum Instructions {
     /// The instructions that every machine has.
     Plain,
+    /// 128 bits in WebAssembly.
+    Simd128,
     Neon,
     /// NEON and its dot products.
     NeonDotprod,
@@ -155,12 +159,13 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    pub const ALL: [Self; 6] =
-        [Self::Plain, Self::Neon, Self::NeonDotprod, Self::Avx2, Self::AvxVnni, Self::Avx512];
+    pub const ALL: [Self; 7] =
+        [Self::Plain, Self::Simd128, Self::Neon, Self::NeonDotprod, Self::Avx2, Self::AvxVnni, Self::Avx512];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
+            Self::Simd128 => "simd128",
             Self::Neon => "neon",
             Self::NeonDotprod => "neon-dotprod",
             Self::Avx2 => "avx2",
@@ -173,6 +178,8 @@ impl Instructions {
     pub fn are_here(self) -> bool {
         match self {
             Self::Plain => true,
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Self::Simd128 => true,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => aarch64::Neon::<false>::detect().is_some(),
             #[cfg(target_arch = "aarch64")]
@@ -207,6 +214,8 @@ pub fn best() -> Instructions {
 /// Runs `work` with the best lanes of this machine.
 pub fn run<W: Work>(work: W) -> W::Output {
     match best() {
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Instructions::Simd128 => return work.run(wasm32::Simd128),
         #[cfg(target_arch = "aarch64")]
         Instructions::NeonDotprod => {
             if let Some(lanes) = aarch64::Neon::<true>::detect() {

@@ -118,16 +118,30 @@ fn plain_code_computes_products_of_bytes() {
     assert_eq!(Portable.dot_wide([0; 16], [bytes; 16], 0x0000_0301), [(-121i32).cast_unsigned(); 16]);
 }
 
+/// Conversion of float16 numbers.
+struct Halves([u16; 16]);
+
+impl Work for Halves {
+    type Output = [f32; 16];
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> [f32; 16] {
+        lanes.array(lanes.halves(&self.0))
+    }
+}
+
 #[test]
 fn every_float16_number_is_converted_exactly() {
     for first in (0..=u16::MAX).step_by(16) {
         let halves: [u16; 16] = std::array::from_fn(|i| first + i as u16);
         let wanted = halves.map(|bits| half::f16::from_bits(bits).to_f32());
-        for (got, wanted) in Portable.halves(&halves).into_iter().zip(wanted) {
-            assert!(
-                got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan(),
-                "{got} for {wanted}"
-            );
+        for floats in [Halves(halves).run(Portable), crate::run(Halves(halves))] {
+            for (got, wanted) in floats.into_iter().zip(wanted) {
+                assert!(
+                    got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan(),
+                    "{got} for {wanted}"
+                );
+            }
         }
     }
 }

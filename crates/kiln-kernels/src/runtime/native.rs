@@ -29,7 +29,8 @@ pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec
                     return Simd::vectorize(simd, piece);
                 }
             }
-            Instructions::Neon | Instructions::NeonDotprod | Instructions::Avx512 => {}
+            Instructions::Simd128 | Instructions::Neon | Instructions::NeonDotprod | Instructions::Avx512 => {
+            }
         }
         Arch::new().dispatch(piece);
     });

@@ -23,8 +23,8 @@ pub fn limit_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Limits the CPU to these instructions, like machines that lack better ones: `plain`, `avx2`, `avx-vnni`,
-/// `avx512` or `neon`.
+/// Limits the CPU to these instructions, like machines that lack better ones: a name
+/// that `kiln_simd::Instructions` has.
 ///
 /// # Errors
 /// [`Error::Setting`] for another name, or for instructions that this machine does not have.
