@@ -3,6 +3,7 @@
     python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
 
 No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc` and `nvidia-cuda-runtime`.
+With `nvidia-cuda-nvdisasm`, `loop` has the machine instructions of the block with the most multiply-adds, and `multiplies` the latter.
 """
 
 import collections
@@ -11,7 +12,9 @@ import glob
 import json
 import re
 import site
+import subprocess
 import sys
+import tempfile
 
 WARP = 32
 REGISTERS, REGISTER_UNIT = 65536, 256  # of a multiprocessor, and as they are given to a warp
@@ -26,7 +29,7 @@ def toolkit():
 
 
 def compiled(nvrtc, include, source, architecture):
-    """PTX and log, as cubecl-cuda has NVRTC compile, but with the assembler's figures in the log."""
+    """PTX, machine code and log, as cubecl-cuda has NVRTC compile, but with the assembler's figures in the log."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = [
         f"--gpu-architecture={architecture}", f"--include-path={include}", f"--include-path={include}/cccl", "-lineinfo", "--ptxas-options=-v",
@@ -37,14 +40,36 @@ def compiled(nvrtc, include, source, architecture):
         getattr(nvrtc, f"nvrtcGet{of}Size")(program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
         getattr(nvrtc, f"nvrtcGet{of}")(program, buffer)
-        return buffer.value.decode()
+        return buffer.raw
 
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
-    log = text("ProgramLog")
-    ptx = None if failed else text("PTX")
+    log = text("ProgramLog").rstrip(b"\0").decode()
+    ptx, code = (None, None) if failed else (text("PTX").rstrip(b"\0").decode(), text("CUBIN"))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return ptx, log
+    return ptx, code, log
+
+
+def main_loop(code):
+    """The machine instructions of the block with the most multiply-adds."""
+    tools = [tool for folder in site.getsitepackages() for tool in glob.glob(f"{folder}/nvidia/cu13/bin/nvdisasm")]
+    if not tools:
+        return {}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        listing = subprocess.run([tools[0], "-c", file.name], check=True, stdout=subprocess.PIPE, text=True).stdout
+    blocks = [[]]
+    for line in listing.splitlines():
+        if re.match(r"\s*\.L_", line):
+            blocks.append([])
+        if found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", line):
+            blocks[-1].append(found[1])
+            if found[1] in ("BRA", "EXIT"):
+                blocks.append([])
+    multiplies = lambda block: sum(instruction in ("FFMA", "HFMA2", "HMMA") for instruction in block)
+    block = max(blocks, key=multiplies)
+    return {"loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
 
 
 def widest_load(ptx):
@@ -80,8 +105,8 @@ def main():
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     print(json.dumps({"driver": f"NVRTC {major.value}.{minor.value}"}), flush=True)
     for file in files:
-        ptx, log = compiled(nvrtc, include, open(file).read(), architecture)
-        print(json.dumps(figures(ptx, log, architecture) if ptx else {"error": log}), flush=True)
+        ptx, code, log = compiled(nvrtc, include, open(file).read(), architecture)
+        print(json.dumps(figures(ptx, log, architecture) | main_loop(code) if ptx else {"error": log}), flush=True)
 
 
 main()

@@ -16,12 +16,24 @@ use crate::{
 /// Numbers in half a run.
 const HALF_RUN: usize = 16;
 
+/// The number that [`nibble`] returns for the code 0 in the lower half of a byte.
+const FIRST: f32 = 16.0;
+
+/// The bits of the number 1, which [`read_four`] takes. As a parameter of a kernel, they stay in a register:
+/// of a constant, CUDA's assembler makes a move for each code.
+pub(crate) const ONE: u32 = 1f32.to_bits();
+
 /// Entries of a table that codes index.
 pub(crate) const TABLE: usize = 16;
 
-/// Number of half runs in a row of `input` numbers. A row of bfloat16 may end within the last run.
+/// Number of runs in a row of `input` numbers. A row of bfloat16 may end within the last one.
+pub(crate) fn runs_of(input: usize) -> usize {
+    input.div_ceil(2 * HALF_RUN)
+}
+
+/// Number of half runs in a row of `input` numbers.
 pub(crate) fn halves_of(input: usize) -> usize {
-    input.div_ceil(2 * HALF_RUN) * 2
+    2 * runs_of(input)
 }
 
 /// The compile-time parameters of a kernel that reads packed weights.
@@ -31,6 +43,9 @@ pub(crate) struct Reading {
     pub(crate) streams: Option<Streams>,
     /// Whether the device has float16, so that no integer arithmetic is needed to convert it
     pub(crate) has_half: bool,
+    /// Whether codes of four bits become numbers with half the shifts. The first pair then has 16 where it
+    /// otherwise has 1, which takes four bits of a sum in float32.
+    pub(crate) few_shifts: bool,
 }
 
 impl Reading {
@@ -67,6 +82,16 @@ impl Reading {
     /// Factor between the scale of a group and the scale of the numbers that [`read_four`] returns.
     pub(crate) fn steps(self) -> f32 {
         if self.reads_codes() { (1u32 << self.bits()) as f32 } else { 1.0 }
+    }
+
+    /// How much more [`read_four`] returns for a code in this pair than 1, which stands for the code 0.
+    pub(crate) fn above(self, pair: usize) -> f32 {
+        if self.has_nibbles() && pair == 0 { FIRST - 1.0 } else { 0.0 }
+    }
+
+    /// Whether [`nibble`] reads the codes.
+    fn has_nibbles(self) -> bool {
+        self.few_shifts && self.reads_codes() && self.streams.is_some_and(|s| (s.low, s.high) == (4, 0))
     }
 
     /// The value that [`read_four`] returns for the number 0, in formats without minimum and zero point.
@@ -188,6 +213,7 @@ pub(crate) fn read_four(
     table: &Shared<[f32]>,
     #[comptime] pair: usize,
     #[comptime] four: usize,
+    one: u32,
     #[comptime] reading: Reading,
 ) -> Four {
     let mut numbers = Four::new(0.0);
@@ -208,8 +234,10 @@ pub(crate) fn read_four(
             #[unroll]
             for i in 0..4usize {
                 let bit = comptime!(8 * i as u32 + first);
-                if comptime!(reading.reads_codes()) {
-                    numbers.insert(i, in_mantissa(word, bit, comptime!(reading.bits())));
+                if comptime!(reading.has_nibbles()) {
+                    numbers.insert(i, nibble(word, i, pair, one));
+                } else if comptime!(reading.reads_codes()) {
+                    numbers.insert(i, in_mantissa(word, bit, comptime!(reading.bits()), one));
                 } else {
                     numbers.insert(i, table[usize::cast_from((word >> bit) & 15u32)]);
                 }
@@ -230,14 +258,31 @@ pub(crate) fn read_four(
 
 /// `1 + code / 2^bits`, for the code that begins at bit `from` of a word.
 #[cube]
-fn in_mantissa(word: u32, #[comptime] from: u32, #[comptime] bits: u32) -> f32 {
+fn in_mantissa(word: u32, #[comptime] from: u32, #[comptime] bits: u32, one: u32) -> f32 {
     let to = comptime!(23 - bits);
     let moved = if comptime!(from > to) {
         word >> comptime!(from.saturating_sub(to))
     } else {
         word << comptime!(to.saturating_sub(from))
     };
-    f32::reinterpret((moved & comptime!(((1u32 << bits) - 1) << (23 - bits))) | 0x3f80_0000u32)
+    f32::reinterpret((moved & comptime!(((1u32 << bits) - 1) << (23 - bits))) | one)
+}
+
+/// `16 + code / 16` for the code in the lower half of byte `i` of a word, or `1 + code / 16` for the upper
+/// half. A shift serves both halves.
+#[cube]
+fn nibble(word: u32, #[comptime] i: usize, #[comptime] pair: usize, one: u32) -> f32 {
+    let from = comptime!(8 * i as u32);
+    let moved = if comptime!(from > 15) {
+        word >> comptime!(from.saturating_sub(15))
+    } else {
+        word << comptime!(15u32.saturating_sub(from))
+    };
+    let (mask, above) = comptime!(match pair {
+        0 => (15u32 << 15, FIRST.to_bits() - ONE),
+        _ => (15u32 << 19, 0),
+    });
+    f32::reinterpret((moved & mask) | (one + above))
 }
 
 /// Reads the group of the first or second pair of fours in half a run.

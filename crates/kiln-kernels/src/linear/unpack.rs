@@ -196,7 +196,7 @@ mod cube {
     use crate::{
         linear::{
             fours::Four,
-            packed_reader::{Reading, TABLE, halves_of, read_four, read_group, read_words, write_table},
+            packed_reader::{ONE, Reading, TABLE, halves_of, read_four, read_group, read_words, write_table},
         },
         runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
     };
@@ -224,7 +224,7 @@ mod cube {
                 let steps = comptime!(reading.steps());
                 #[unroll]
                 for four in 0..2usize {
-                    let read = read_four(&words, &table, pair, four, reading);
+                    let read = read_four(&words, &table, pair, four, ONE, reading);
                     // With minimums, products are exact, so it does not matter whether they are rounded
                     // before the sum.
                     let numbers = (read - Four::new(group.zero)) * Four::new(group.scale * steps);
@@ -258,7 +258,7 @@ mod cube {
             rows,
             columns,
             halves,
-            Reading { streams, has_half: has_half(&y) },
+            Reading { streams, has_half: has_half(&y), few_shifts: false },
             dtype_to_storage_type(y.dtype),
         );
         BurnTensor::from_primitive::<Cube>(y)

@@ -75,8 +75,7 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4
     let product = Product::new(x, experts, &weight);
     for block in weight.blocks() {
         let packed = matches!(block.matrix, Matrix::Packed(_));
-        let worth = if packed { Sharing::RUN } else { Sharing::NUMBERS };
-        let Sharing { splits, workgroups, .. } = Sharing::new(1, [block.rows.len(), input], worth, &device);
+        let Sharing { splits, workgroups, .. } = Sharing::new(1, [block.rows.len(), input], packed, &device);
         let workgroups = workgroups * pairs;
         let (launch, weight, w_strides) =
             product.launch([&FEW, &FEW_PACKED], splits.ilog2() as usize, &block.matrix);

@@ -104,14 +104,11 @@ pub(crate) struct Sharing {
 
 #[cfg(feature = "cube")]
 impl Sharing {
-    /// The fewest numbers that are worth a lane, of dense rows, and in CUDA of packed ones.
-    pub(crate) const NUMBERS: usize = 16;
-    /// The numbers that a lane of the shader reads of a packed row at once.
-    #[cfg(feature = "wgpu")]
-    pub(crate) const RUN: usize = 32;
-
-    /// `worth`: the fewest numbers of a row that are worth a lane.
-    pub(crate) fn new(rows: usize, [output, input]: [usize; 2], worth: usize, device: &Device) -> Self {
+    pub(crate) fn new(rows: usize, [output, input]: [usize; 2], packed: bool, device: &Device) -> Self {
+        /// The fewest numbers of a dense row that are worth a lane.
+        const NUMBERS: usize = 16;
+        /// The numbers of a packed row that a lane reads at once.
+        const RUN: usize = 32;
         /// Results per workgroup and row of x, with eight lanes along a row of the weight.
         const OUTPUTS: usize = LANES / 8 * 4;
         /// Splits that use all lanes of a workgroup.
@@ -119,6 +116,7 @@ impl Sharing {
         /// Most rows that there are registers for.
         const MOST: usize = 8;
 
+        let worth = if packed { RUN } else { NUMBERS };
         let most = (input / (8 * worth)).min(enough(device, 1024) * OUTPUTS / output);
         let splits = 1 << most.clamp(1, MOST_SPLITS).ilog2();
         let together = rows.next_power_of_two().min(MOST);

@@ -22,9 +22,8 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         Matrix::Packed(packed) => packed_lines::pick(packed.format()),
     };
     let packed = format.is_some();
-    let worth = if packed { Sharing::RUN } else { Sharing::NUMBERS };
     let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, [then.places(output), input], worth, &device);
+        Sharing::new(rows, [then.places(output), input], packed, &device);
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);

@@ -5,7 +5,9 @@ use cubecl::prelude::*;
 use super::{Block, expert_of, vector_of};
 use crate::{
     linear::{
-        around::cube::{add_products_of_pair, add_up, added_up, numbers_of_pair, read_half, sum_of},
+        around::cube::{
+            add_products_of_pair, add_up, added_up, numbers_of_pair, read_scaling, read_words_of_rows, sum_of,
+        },
         fours::{Four, dot, four, four_or_zero},
         packed_reader::{Reading, four_at, write_table},
     },
@@ -65,7 +67,7 @@ pub(super) fn expert_linear<E: Float, N: Size>(
     write_sums::<E>(sums, products, y, block, pair, expert, first_output, splits);
 }
 
-/// Like `expert_linear`, except that lanes go along halves of runs of `w`.
+/// Like `expert_linear`, except that lanes go along runs of `w`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn expert_linear_packed<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -76,7 +78,8 @@ pub(super) fn expert_linear_packed<E: Float, N: Size>(
     tokens: usize,
     slots: usize,
     input: usize,
-    halves: usize,
+    runs: usize,
+    one: u32,
     pairs: usize,
     workgroups: usize,
     #[comptime] splits: usize,
@@ -104,21 +107,26 @@ pub(super) fn expert_linear_packed<E: Float, N: Size>(
         begins[i] = (expert * block.output + min(first + i, block.output - 1)) * w.stride(0);
     }
     // If the expert is not in this block, nothing is computed.
-    let end = select(expert < block.experts, halves, 0usize);
+    let end = select(expert < block.experts, runs, 0usize);
     let mut products = Four::new(0.0);
-    let mut half = lane % together;
-    while half < end {
-        let read = read_half(w, &begins, half, input, reading);
+    let mut run = lane % together;
+    while run < end {
+        let scaling = read_scaling(w, &begins, run, input, reading);
         #[unroll]
-        for part in 0..2usize {
-            let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * part);
-            let numbers = four_at::<E, N>(x, at, c, input, reading);
-            let next = four_at::<E, N>(x, at, c + 1, input, reading);
-            let weights = numbers_of_pair(&read, &memory, part, reading);
-            let total = sum_of(numbers, next);
-            products = add_products_of_pair(products, numbers, next, total, &read, &weights, part, reading);
+        for half in 0..2usize {
+            let words = read_words_of_rows(w, &begins, 2 * run + half, input, reading);
+            #[unroll]
+            for part in 0..2usize {
+                let c = run * 8 + comptime!(2 * half + 4 * part);
+                let numbers = four_at::<E, N>(x, at, c, input, reading);
+                let next = four_at::<E, N>(x, at, c + 1, input, reading);
+                let weights = numbers_of_pair(&words, &memory, part, one, reading);
+                let total = sum_of(numbers, next);
+                products =
+                    add_products_of_pair(products, numbers, next, total, &scaling, &weights, part, reading);
+            }
         }
-        half += together;
+        run += together;
     }
     if comptime!(reading.table().is_some()) {
         // All lanes have read the table.

@@ -13,7 +13,7 @@ use crate::{
     linear::{
         matrix::{Matrix, StackBlock},
         packed::PackedMatrix,
-        packed_reader::{Reading, halves_of},
+        packed_reader::{ONE, Reading, halves_of, runs_of},
     },
     runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
 };
@@ -103,8 +103,8 @@ fn expert_groups(
 
 impl Product {
     /// The words of a packed weight, and how to read them.
-    fn packed(&self, matrix: &PackedMatrix) -> (CubeTensor, Reading) {
-        let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y) };
+    fn packed(&self, matrix: &PackedMatrix, few_shifts: bool) -> (CubeTensor, Reading) {
+        let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y), few_shifts };
         (in_rows(matrix.words.clone()), reading)
     }
 
@@ -119,8 +119,8 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::te
     let Product { ref x, ref experts, ref y, tokens, slots, input, .. } = product;
     let (client, lanes, elem) = (&y.client, CubeDim::new_1d(LANES as u32), dtype_to_storage_type(x.dtype));
     for block in weight.blocks() {
-        let Sharing { splits, workgroups, .. } =
-            Sharing::new(1, [block.rows.len(), input], Sharing::NUMBERS, &device);
+        let packed = matches!(block.matrix, Matrix::Packed(_));
+        let Sharing { splits, workgroups, .. } = Sharing::new(1, [block.rows.len(), input], packed, &device);
         let workgroups = workgroups * pairs;
         match &block.matrix {
             Matrix::Dense(numbers) => {
@@ -146,7 +146,7 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::te
                 );
             }
             Matrix::Packed(matrix) => {
-                let (words, reading) = product.packed(matrix);
+                let (words, reading) = product.packed(matrix, x.dtype != DType::F32);
                 few::expert_linear_packed::launch(
                     client,
                     count(workgroups),
@@ -161,7 +161,8 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::te
                     tokens,
                     slots,
                     input,
-                    halves_of(input),
+                    runs_of(input),
+                    ONE,
                     pairs,
                     workgroups,
                     splits,
@@ -219,7 +220,7 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::t
                 );
             }
             Matrix::Packed(matrix) => {
-                let (words, reading) = product.packed(matrix);
+                let (words, reading) = product.packed(matrix, false);
                 tiles::expert_tiles_packed::launch(
                     client,
                     count(workgroups),

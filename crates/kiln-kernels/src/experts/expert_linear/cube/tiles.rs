@@ -7,7 +7,7 @@ use super::{Block, expert_of, vector_of};
 use crate::{
     linear::{
         fours::{Four, dot, four},
-        packed_reader::{Reading, TABLE, four_at, read_four, read_group, read_words, write_table},
+        packed_reader::{ONE, Reading, TABLE, four_at, read_four, read_group, read_words, write_table},
     },
     runtime::launch::LANES,
 };
@@ -142,7 +142,7 @@ pub(super) fn expert_tiles_packed<E: Float, N: Size>(
                 let group = read_group(w, begin, half, pair, input, reading);
                 #[unroll]
                 for next in 0..2usize {
-                    let read = read_four(&words, &table, pair, next, reading);
+                    let read = read_four(&words, &table, pair, next, ONE, reading);
                     let numbers = (read - Four::new(group.zero)) * Four::new(group.scale * steps);
                     weights[comptime!(2 * pair + next) * outputs + lane] = numbers + Four::new(group.minimum);
                 }

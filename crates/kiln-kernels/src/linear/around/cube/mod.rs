@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 
 use self::results::write_results;
 pub(crate) use self::{
-    packed::{add_products_of_pair, numbers_of_pair, read_half, sum_of},
+    packed::{add_products_of_pair, numbers_of_pair, read_scaling, read_words_of_rows, sum_of},
     results::{add_up, added_up},
 };
 use super::{Around, Sharing};
@@ -21,7 +21,7 @@ use crate::{
         around::Then,
         fours::{Four, dot, four, four_or_zero},
         matrix::Matrix,
-        packed_reader::{Reading, halves_of},
+        packed_reader::{ONE, Reading, runs_of},
     },
     norm::rms_norm::NormOrder,
     runtime::launch::{
@@ -73,8 +73,8 @@ struct Info {
     eps: f32,
     tokens: usize,
     input: usize,
-    /// Halves of runs in a row of a packed weight
-    halves: usize,
+    /// Runs in a row of a packed weight
+    runs: usize,
     output: usize,
     rows: usize,
     workgroups: usize,
@@ -84,6 +84,8 @@ struct Info {
     rotated: usize,
     /// 1 if each sequence has its own angles, 0 otherwise.
     each: usize,
+    /// [`ONE`]
+    one: u32,
 }
 
 /// The row of the weight at a place: results that are combined are two places apart.
@@ -207,11 +209,11 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
     let Around { x, weight, bias, residual, norm, then } = around;
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
-    let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, [then.places(output), input], Sharing::NUMBERS, &x.device());
-    let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let packed = matches!(weight, Matrix::Packed(_));
+    let Sharing { splits, together, workgroups } =
+        Sharing::new(rows, [then.places(output), input], packed, &x.device());
+    let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
@@ -236,7 +238,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
         eps,
         tokens,
         input,
-        halves_of(input),
+        runs_of(input),
         output,
         rows,
         workgroups,
@@ -244,6 +246,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
         head_dim,
         rotated,
         each,
+        ONE,
     );
     let product = Product { most_rows: together, splits, biased, added, norm: order, kind };
     let elem = dtype_to_storage_type(x.dtype);
@@ -290,7 +293,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
                 sin.into_tensor_arg(),
                 info,
                 product,
-                Reading { streams, has_half: has_half(&y) },
+                Reading { streams, has_half: has_half(&y), few_shifts: y.dtype != DType::F32 },
                 elem,
             );
         }

@@ -12,10 +12,8 @@ use crate::{
     runtime::launch::LANES,
 };
 
-/// Like `linear`, except that lanes go along halves of runs of `w`.
-///
-/// `Σ x w` in a group is `factor · Σ x read + shift · Σ x`: codes are multiplied as they are read, and the
-/// parameters of the group are applied once.
+/// Like `linear`, except that lanes go along runs of `w`. With up to four rows of x, a turn of the loop takes
+/// a whole run. With more, there are registers for half of one. The order of a sum is the same.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn linear_packed<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -53,45 +51,65 @@ pub(super) fn linear_packed<E: Float, N: Size>(
         // Indices past the last row read the last one.
         begins[i] = min(row_at(first + i, info, kind), info.output - 1) * w.stride(0);
     }
-    let mut half = lane % together;
-    while half < info.halves {
-        let read = read_half(w, &begins, half, input, reading);
+    let parts = comptime!(if most_rows > 4 { 1usize } else { 2usize });
+    let mut part = 0usize;
+    let mut run = lane % together;
+    while run < info.runs {
+        let scaling = read_scaling(w, &begins, run, input, reading);
         #[unroll]
-        for pair in 0..2usize {
-            let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
-            let weights = numbers_of_pair(&read, &memory, pair, reading);
-            let mut own_scales = Array::<Four>::new(2usize);
-            if comptime!(norm.is_some()) {
-                #[unroll]
-                for next in 0..2usize {
-                    let mut four = four_at::<E, N>(scales, 0usize, c + next, input, reading);
-                    if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
-                        four += Four::new(1.0);
-                    }
-                    own_scales[next] = four;
-                }
-            }
+        for of_turn in 0..parts {
+            let half = 2 * run + part + of_turn;
+            let words = read_words_of_rows(w, &begins, half, input, reading);
             #[unroll]
-            for r in 0..most_rows {
-                let row = min(first_row + r, rows - 1);
-                let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
-                let mut numbers = four_at::<E, N>(x, at, c, input, reading);
-                let mut next = four_at::<E, N>(x, at, c + 1, input, reading);
-                // The sum of the numbers.
-                let mut total = f32::new(0.0);
+            for pair in 0..2usize {
+                let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
+                let weights = numbers_of_pair(&words, &memory, pair, info.one, reading);
+                let mut own_scales = Array::<Four>::new(2usize);
                 if comptime!(norm.is_some()) {
-                    squares[r] += dot(numbers, numbers) + dot(next, next);
-                    total = dot_onto(dot(numbers, own_scales[0]), next, own_scales[1]);
-                    numbers *= own_scales[0];
-                    next *= own_scales[1];
-                } else {
-                    total += sum_of(numbers, next);
+                    #[unroll]
+                    for next in 0..2usize {
+                        let mut four = four_at::<E, N>(scales, 0usize, c + next, input, reading);
+                        if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
+                            four += Four::new(1.0);
+                        }
+                        own_scales[next] = four;
+                    }
                 }
-                products[r] =
-                    add_products_of_pair(products[r], numbers, next, total, &read, &weights, pair, reading);
+                #[unroll]
+                for r in 0..most_rows {
+                    let row = min(first_row + r, rows - 1);
+                    let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
+                    let mut numbers = four_at::<E, N>(x, at, c, input, reading);
+                    let mut next = four_at::<E, N>(x, at, c + 1, input, reading);
+                    // The sum of the numbers.
+                    let mut total = f32::new(0.0);
+                    if comptime!(norm.is_some()) {
+                        squares[r] += dot(numbers, numbers) + dot(next, next);
+                        total = dot_onto(dot(numbers, own_scales[0]), next, own_scales[1]);
+                        numbers *= own_scales[0];
+                        next *= own_scales[1];
+                    } else {
+                        total += sum_of(numbers, next);
+                    }
+                    products[r] = add_products_of_pair(
+                        products[r],
+                        numbers,
+                        next,
+                        total,
+                        &scaling,
+                        &weights,
+                        pair,
+                        reading,
+                    );
+                }
             }
         }
-        half += together;
+        if comptime!(parts == 2) {
+            run += together;
+        } else {
+            run += part * together;
+            part = 1 - part;
+        }
     }
     if comptime!(reading.table().is_some()) {
         // All lanes have read the table.
@@ -113,63 +131,81 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     );
 }
 
-/// Half a run of four rows, as read from memory.
+/// The scaling of a run of four rows: `Σ x w` in a pair of fours is `factor · Σ x read + shift · Σ x`,
+/// because codes are multiplied as they are read.
 #[derive(CubeType)]
-pub(crate) struct HalfRun {
-    /// Words of each row
-    words: Sequence<Array<u32>>,
-    /// The factor of the codes of each row, per group.
+pub(crate) struct Scaling {
+    /// Of each row, per group
     factors: Sequence<Four>,
-    /// The term that is added to each code of each row after the factor, per group.
+    /// Of each row, per pair
     shifts: Sequence<Four>,
 }
 
-/// Reads half a run of the four rows that begin with the words `begins`.
+/// Reads the scaling of a run of the four rows that begin with the words `begins`.
 #[cube]
-pub(crate) fn read_half(
+pub(crate) fn read_scaling(
+    w: &Tensor<u32>,
+    begins: &Array<usize>,
+    run: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) -> Scaling {
+    let mut factors = Sequence::<Four>::new();
+    let mut shifts = Sequence::<Four>::new();
+    #[unroll]
+    for group in 0..comptime!(reading.groups()) {
+        let mut factor = Four::new(1.0);
+        let mut shift = Four::new(0.0);
+        let mut next_shift = Four::new(0.0);
+        #[unroll]
+        for i in 0..4usize {
+            let of_group = read_group(w, begins[i], 2 * run, group, input, reading);
+            let steps = of_group.scale * comptime!(reading.steps());
+            factor.insert(i, steps);
+            shift.insert(i, fma(steps, -(of_group.zero + comptime!(reading.above(group))), of_group.minimum));
+            next_shift
+                .insert(i, fma(steps, -(of_group.zero + comptime!(reading.above(1))), of_group.minimum));
+        }
+        factors.push(factor);
+        shifts.push(shift);
+        if comptime!(reading.groups() == 1) {
+            shifts.push(next_shift);
+        }
+    }
+    Scaling { factors, shifts }
+}
+
+/// Reads the codes of half a run of the four rows that begin with the words `begins`.
+#[cube]
+pub(crate) fn read_words_of_rows(
     w: &Tensor<u32>,
     begins: &Array<usize>,
     half: usize,
     input: usize,
     #[comptime] reading: Reading,
-) -> HalfRun {
+) -> Sequence<Array<u32>> {
     let mut words = Sequence::<Array<u32>>::new();
-    let mut factors = Sequence::<Four>::new();
-    let mut shifts = Sequence::<Four>::new();
     #[unroll]
     for i in 0..4usize {
         words.push(read_words(w, begins[i], half, input, reading));
     }
-    #[unroll]
-    for group in 0..comptime!(reading.groups()) {
-        let mut factor = Four::new(1.0);
-        let mut shift = Four::new(0.0);
-        #[unroll]
-        for i in 0..4usize {
-            let of_group = read_group(w, begins[i], half, group, input, reading);
-            let steps = of_group.scale * comptime!(reading.steps());
-            factor.insert(i, steps);
-            shift.insert(i, fma(steps, -of_group.zero, of_group.minimum));
-        }
-        factors.push(factor);
-        shifts.push(shift);
-    }
-    HalfRun { words, factors, shifts }
+    words
 }
 
 /// Returns the codes in a pair of fours: the first four of each row, then the second.
 #[cube]
 pub(crate) fn numbers_of_pair(
-    read: &HalfRun,
+    words: &Sequence<Array<u32>>,
     table: &Shared<[f32]>,
     #[comptime] pair: usize,
+    one: u32,
     #[comptime] reading: Reading,
 ) -> Array<Four> {
     let mut numbers = Array::<Four>::new(8usize);
     #[unroll]
     for i in 0..4usize {
-        numbers[i] = read_four(&read.words[i], table, pair, 0usize, reading);
-        numbers[comptime!(i + 4)] = read_four(&read.words[i], table, pair, 1usize, reading);
+        numbers[i] = read_four(&words[i], table, pair, 0usize, one, reading);
+        numbers[comptime!(i + 4)] = read_four(&words[i], table, pair, 1usize, one, reading);
     }
     numbers
 }
@@ -183,13 +219,13 @@ pub(crate) fn add_products_of_pair(
     numbers: Four,
     next: Four,
     total: f32,
-    read: &HalfRun,
+    scaling: &Scaling,
     weights: &Array<Four>,
     #[comptime] pair: usize,
     #[comptime] reading: Reading,
 ) -> Four {
     let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
-    let (factor, shift) = (read.factors[group], read.shifts[group]);
+    let (factor, shift) = (scaling.factors[group], scaling.shifts[pair]);
     let mut added = sums;
     #[unroll]
     for i in 0..4usize {
