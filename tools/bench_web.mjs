@@ -83,6 +83,7 @@ async function kiln(blob, options) {
             for await (const _ of answer) onPiece();
         },
         heap: async () => (await model.memory()).heapBytes,
+        threads: Number(/\((\d+) threads\)/.exec(model.facts.adapter)?.[1]),
         end: () => model.dispose(),
     };
 }
@@ -122,7 +123,7 @@ const row = (...cells) => rows.push(cells.map(String));
 const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
 
 for (const name of names(only === "both" ? undefined : only)) {
-    const runs = [["kiln-web, WebGPU", kiln, { device: "wgpu" }], ["kiln-web, CPU", kiln, { device: "cpu" }]];
+    const runs = [["kiln-web, WebGPU", kiln, { device: "wgpu" }], ["kiln-web, CPU", kiln, { device: "cpu", threads: 1 }], ["kiln-web, CPU", kiln, { device: "cpu" }]];
     if (wllama && statSync(wllama, { throwIfNoEntry: false })) {
         runs.push(["wllama, WebGPU", peer, { layers: 999 }], ["wllama, CPU", peer, { layers: 0 }]);
     }
@@ -159,7 +160,7 @@ console.log(`${basename(file)}, prompts of 64 words, ${TOKENS} tokens\n`);
 const head = ["", "load", "first token, cold", "warm", "tokens/s", "memory of the module"];
 for (const cells of [head, head.map(() => "---"), ...rows]) console.log(`| ${cells.join(" | ")} |`);
 console.log("");
-for (const form of ["module", "module-cpu"]) {
+for (const form of ["module", "module-cpu", "module-threads"]) {
     const wasm = readFileSync(join(root, "web/kiln-web", form, "kiln_web_bg.wasm"));
     const brotli = brotliCompressSync(wasm, { params: { [constants.BROTLI_PARAM_LGWIN]: 24, [constants.BROTLI_PARAM_SIZE_HINT]: wasm.length } });
     console.log(`${form}: ${wasm.length} bytes, by gzip ${gzipSync(wasm, { level: 9 }).length}, by brotli ${brotli.length}`);

@@ -33,6 +33,8 @@ if (given) GPUAdapter.prototype.requestDevice = async function (...wanted) {
     return device;
 };
 `;
+/** What an isolated page demands of its workers. */
+const EMBEDS = { "cross-origin-embedder-policy": "require-corp" };
 /** A request for the beginning of a file. */
 const PART = /^bytes=0-\d+$/;
 
@@ -43,7 +45,7 @@ class Site {
     /** Further folders, by the beginnings of their addresses. */
     folders = {};
     /** What to do wrong: `offline` for models, `down` for everything, `cut` in the middle of weights, `damage` their bytes,
-     * send them `whole` alone. */
+     * send them `whole` alone, have no script for a `thread`. */
     fault = undefined;
 
     async start() {
@@ -56,11 +58,15 @@ class Site {
     answer(request, response) {
         const path = new URL(request.url, this.address).pathname;
         if (this.fault === "down") return request.socket.destroy();
-        if (path === "/") return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>test</title>");
+        if (["/", "/isolated"].includes(path)) {
+            const isolated = path === "/" ? {} : { "cross-origin-opener-policy": "same-origin", ...EMBEDS };
+            return response.writeHead(200, { "content-type": "text/html", ...isolated }).end("<!doctype html><title>test</title>");
+        }
+        if (path === "/web/kiln-web/thread.js" && this.fault === "thread") return response.writeHead(404).end();
         if (path.startsWith("/web/fixtures/")) return this.send(request, response, join(root, "tests", path.slice(5)));
         if (path === "/web/kiln-web/worker.js") {
             const own = readFileSync(join(root, path), "utf8");
-            return response.writeHead(200, { "content-type": "text/javascript", etag: '"1"' }).end(LOSES + own);
+            return response.writeHead(200, { "content-type": "text/javascript", etag: '"1"', ...EMBEDS }).end(LOSES + own);
         }
         if (path.startsWith("/web/")) return this.send(request, response, join(root, path.replace(/\/$/, "/index.html")));
         for (const [begin, folder] of Object.entries(this.folders)) {
@@ -88,7 +94,7 @@ class Site {
         let bytes = readFileSync(file);
         if (fault === "damage") bytes = Buffer.from(bytes.map((byte, at) => (at === bytes.length - 5 ? byte ^ 1 : byte)));
         const types = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html", ".css": "text/css" };
-        const headers = { "content-type": types[extname(file)] ?? "application/octet-stream", etag: '"1"', "accept-ranges": "bytes" };
+        const headers = { "content-type": types[extname(file)] ?? "application/octet-stream", etag: '"1"', "accept-ranges": "bytes", ...EMBEDS };
         const [, first, last] = /^bytes=(\d+)-(\d*)$/.exec((fault !== "whole" && request.headers.range) || "") ?? [];
         const begin = Number(first ?? 0);
         const rest = bytes.subarray(begin, last ? Number(last) + 1 : undefined);
@@ -137,12 +143,12 @@ function matches(text, pattern) {
     if (!pattern.test(text)) throw new Error(`${JSON.stringify(text)} does not match ${pattern}`);
 }
 
-async function open(browser, site) {
+async function open(browser, site, path = "/") {
     const page = await browser.newPage();
     page.complaints = [];
     page.on("console", (line) => line.type() === "error" && page.complaints.push(line.text()));
     page.on("pageerror", (error) => page.complaints.push(String(error)));
-    await page.goto(site.address);
+    await page.goto(site.address + path);
     await page.evaluate(async () => {
         Object.assign(window, await import("/web/kiln-web/index.js"));
         /** The message of the error of `work`. */
@@ -393,6 +399,8 @@ async function run(name, browser) {
         ["a field that nobody knows", () => model.openai.chat.completions.create({ messages: [], temprature: 1 }), /APIError: .*temprature/],
         ["a model that is not there", () => model.openai.embeddings.create({ model: "other", input: "a" }), /APIError: .*other/],
         ["a folder without recordings", () => conformance("/demo/"), /ModelError: .*cases.json/],
+        ["a thread too few", () => Model.load("/demo/", { threads: 0 }), /SettingError: threads: is 0, must be/],
+        ["a thread more than a page has", () => Model.load("/demo/", { device: "cpu", threads: 2 }), /SettingError: threads: .*isolated/],
         ["a device that nobody knows", () => Model.load("/demo/", { device: "gpu" }), /SettingError: device: is `gpu`/],
         ["an option that nobody knows", () => Model.load("/demo/", { dytpe: "f32" }), /SettingError: .*dytpe/],
         ["a name that is no model's", () => Model.load("demo"), /ModelError: .*write ORG\/NAME/],
@@ -490,7 +498,7 @@ async function run(name, browser) {
     });
     await check(`${name}: the processor gives the native text, and can be stopped`, async () => {
         const facts = await load(page, "/demo/", { device: "cpu" });
-        equal([facts.adapter, facts.dtype], ["WebAssembly", "f32"]);
+        equal([facts.adapter, facts.dtype], ["WebAssembly (1 thread)", "f32"]);
         const answer = await generate(page, PROMPT, { ...greedy, max_new_tokens: 24 });
         same(answer, text);
         console.log(`#   ${answer.tokensPerSecond.toFixed(1)} tokens/s, first token ${answer.timeToFirstToken.toFixed(2)} s`);
@@ -503,6 +511,21 @@ async function run(name, browser) {
         equal(ended.stopReason, null);
         if (ended.generated > 400) throw new Error(`${ended.generated} tokens were generated`);
         if (!chat.trim()) throw new Error("there is no answer");
+    });
+    await check(`${name}: a page that is isolated has threads on the processor, which give the native text`, async () => {
+        const other = await open(browser, site, "/isolated");
+        const every = await load(other, "/demo/", { device: "cpu" });
+        matches(every.adapter, /^WebAssembly \(\d+ threads\)$/);
+        for (let turn = 0; turn < 4; turn++) {
+            const facts = await load(other, "/demo/", { device: "cpu", threads: 3 });
+            equal(facts.adapter, "WebAssembly (3 threads)");
+            same(await generate(other, PROMPT, { ...greedy, max_new_tokens: 24 }), text);
+        }
+        site.fault = "thread";
+        matches(await other.evaluate(() => error(() => Model.load("/demo/", { device: "cpu", threads: 2 }))), /ModuleError: the module failed/);
+        site.fault = undefined;
+        equal(other.complaints.filter((line) => !/404|thread.js/.test(line)), []);
+        await other.close();
     });
     await check(`${name}: recordings of Transformers, on the processor`, async () => {
         const { summary } = await page.evaluate(async () => await conformance("/web/fixtures/transformers-5.23.0/", { filter: "llama/greedy", device: "cpu" }));

@@ -4,8 +4,8 @@ const CACHE = "kiln-pages";
 const FILES = [
     ...["", "index.html", "page.css", "page.js", "local.js", "check.css", "check.js"],
     ...["conformance.html", "conformance.js", "doctor.html", "doctor.js"],
-    ...["index.js", "worker.js", "sources.js", "storage.js", "openai.js", "microphone.js", "module.js"].map((name) => `kiln-web/${name}`),
-    ...["module", "module-cpu"].flatMap((form) => ["kiln_web.js", "kiln_web_bg.wasm"].map((name) => `kiln-web/${form}/${name}`)),
+    ...["index.js", "worker.js", "sources.js", "storage.js", "openai.js", "microphone.js", "module.js", "panics.js", "thread.js"].map((name) => `kiln-web/${name}`),
+    ...["module", "module-cpu", "module-threads"].flatMap((form) => ["kiln_web.js", "kiln_web_bg.wasm"].map((name) => `kiln-web/${form}/${name}`)),
 ].map((name) => new URL(name, self.registration.scope).href);
 
 self.addEventListener("install", (event) => {

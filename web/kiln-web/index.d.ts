@@ -1,8 +1,12 @@
-/** `auto`: the GPU, or the processor where there is none. The processor computes in float32, on one thread. */
+/** `auto`: the GPU, or the processor where there is none. The processor computes in float32. */
 export type Device = "auto" | "wgpu" | "cpu";
 
 export interface LoadOptions {
     device?: Device;
+    /**
+     * Threads of the processor, at most 32. Only an isolated page can have more than one. Default: all that the processor has.
+     */
+    threads?: number;
     /** Number type of weights, activations and caches. Default: float16 where the adapter has it. */
     dtype?: "auto" | "f32" | "f16";
     /** The caches of requests that name none, as in `kiln run --cache`. Default: as the folder says. */
@@ -188,10 +192,10 @@ export function record(): Promise<Recording>;
 /** Compares this browser's GPU with recordings of Transformers: a fixture folder. */
 export function conformance(
     source: string | URL | Iterable<File>,
-    options?: { filter?: string; cache?: string; device?: Device; onCase?: (result: CaseResult) => void; onProgress?: (progress: Progress) => void; signal?: AbortSignal },
+    options?: { filter?: string; cache?: string; device?: Device; threads?: number; onCase?: (result: CaseResult) => void; onProgress?: (progress: Progress) => void; signal?: AbortSignal },
 ): Promise<Adapter & { summary: { passed: number; failed: number; skipped: number; differ: number } }>;
 
 /** Compares the kernels of this browser's GPU with their references. */
-export function doctor(options?: { full?: boolean; device?: Device; onProgress?: (progress: Progress) => void; signal?: AbortSignal }): Promise<
+export function doctor(options?: { full?: boolean; device?: Device; threads?: number; onProgress?: (progress: Progress) => void; signal?: AbortSignal }): Promise<
     Adapter & { kernels: { kernel: string; path: string; dtype: string; compared: number; wrong: number; why: string | null }[] }
 >;

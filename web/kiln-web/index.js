@@ -93,15 +93,15 @@ export class Model {
  * Compares this browser's device with recordings of Transformers: a fixture folder at an address that ends with `/`, or the
  * files of one. `onCase` gets each result.
  */
-export async function conformance(source, { filter, cache, device, onCase, onProgress, signal } = {}) {
+export async function conformance(source, { filter, cache, device, threads, onCase, onProgress, signal } = {}) {
     const files = isName(source) ? new URL(source, base()).href : Array.from(source);
     const onEvent = ({ line, progress }) => (line ? onCase?.(line) : onProgress?.(progress));
-    return await once("conformance", { source: files, filter, cache, device }, { onEvent, signal });
+    return await once("conformance", { source: files, filter, cache, device, threads }, { onEvent, signal });
 }
 
 /** Compares the kernels of this browser's device with their references: a few inputs of each, or all (`full`). */
-export async function doctor({ full, device, onProgress, signal } = {}) {
-    return await once("doctor", { full, device }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
+export async function doctor({ full, device, threads, onProgress, signal } = {}) {
+    return await once("doctor", { full, device, threads }, { onEvent: ({ progress }) => onProgress?.(progress), signal });
 }
 
 /** The text of an answer, piece by piece. */
@@ -202,6 +202,8 @@ class Loaded {
 /** A worker, whose methods are called by messages. */
 class Remote {
     #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+    /** Further threads of the processor. */
+    #threads = [];
     #calls = new Map();
     #last = 0;
     #ended;
@@ -213,6 +215,7 @@ class Remote {
                 this.#panic = data.panic;
                 return;
             }
+            if (data.threads) return this.#start(data.threads);
             if (data.lost) {
                 const why = `the GPU was lost (${data.lost}); try again`;
                 return this.end(Object.assign(new Error(why), { name: "DeviceError" }));
@@ -230,6 +233,20 @@ class Remote {
             // The reason may be a GPU that was lost, which is told a little later.
             setTimeout(() => this.end(error), LOST_WITHIN);
         };
+    }
+
+    /** Starts threads that compute in the memory of the worker, and tells it when all do. */
+    async #start({ count, ...values }) {
+        if (this.#ended) return;
+        const start = (resolve) => {
+            const thread = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
+            this.#threads.push(thread);
+            thread.onmessage = ({ data }) => (data.panic ? (this.#panic = data.panic) : resolve());
+            thread.onerror = this.#worker.onerror;
+            thread.postMessage(values);
+        };
+        await Promise.all(Array.from({ length: count }, () => new Promise(start)));
+        this.#worker.postMessage({ threads: "ready" });
     }
 
     call(method, values, { onEvent, signal } = {}) {
@@ -250,7 +267,7 @@ class Remote {
 
     end(error) {
         this.#ended ??= error;
-        this.#worker.terminate();
+        for (const worker of [...this.#threads, this.#worker]) worker.terminate();
         for (const { reject } of this.#calls.values()) reject(this.#ended);
         this.#calls.clear();
     }

@@ -1,15 +1,11 @@
 // The worker that holds a model. It answers each call of the page with messages that have the number of the call.
 
-import { kiln, start as startModule } from "./module.js";
+import { kiln, start as startModule, threads } from "./module.js";
+import { tellPanics } from "./panics.js";
 import { collect, collectBeginnings, fixtures, isWeights } from "./sources.js";
 import { Reader, fileError, forget, list, megabytes, readVerdicts, room, writeVerdicts } from "./storage.js";
 
-// What the module says before it ends.
-const log = console.error;
-console.error = (...values) => {
-    if (String(values[0]).startsWith("kiln panicked")) self.postMessage({ panic: String(values[0]).split("\n")[0] });
-    log(...values);
-};
+tellPanics();
 
 let model;
 /** Calls that can be ended, by their number. */
@@ -19,8 +15,8 @@ let queue = Promise.resolve();
 
 const calls = {
     async load(call, { source, options }, signal) {
-        const { hub, device, ...own } = options;
-        await start(device);
+        const { hub, device, threads, ...own } = options;
+        await start(device, threads);
         const tell = (progress) => self.postMessage({ call, progress });
         const onBytes = downloads(call);
         const settings = { name: nameOf(source), ...own, verdicts: await readVerdicts() };
@@ -29,6 +25,7 @@ const calls = {
         if (found) tell({ stage: "estimate", loaded: 0, total: found.fileBytes, estimate: found });
         const hasher = () => new kiln.Sha256();
         const files = await collect(source, { hub, signal, onBytes, hasher });
+        await startThreads();
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
         model = await kiln.WebModel.load(opened(files), JSON.stringify(settings), onProgress);
         await writeVerdicts(kiln.verdicts());
@@ -36,8 +33,8 @@ const calls = {
     },
 
     async estimate(call, { source, options }, signal) {
-        const { hub, device, ...own } = options;
-        await start(device);
+        const { hub, device, threads, ...own } = options;
+        await start(device, threads);
         const onBytes = downloads(call);
         const told = await estimated(source, { hub, settings: { name: nameOf(source), ...own }, signal, onBytes });
         if (!told) throw fileError(`${source}: the memory is known only once the files are fetched; load the model`);
@@ -73,12 +70,13 @@ const calls = {
 
     restorePrefixes: (_, { blob }) => model.restorePrefixes(new kiln.WebFile("the saved prompts", new Reader(blob))),
 
-    memory: () => ({ heapBytes: kiln.memory.buffer.byteLength }),
+    memory: () => ({ heapBytes: kiln.ownMemory().buffer.byteLength }),
 
-    async conformance(call, { source, filter = "", cache, device }, signal) {
-        await start(device);
+    async conformance(call, { source, filter = "", cache, device, threads }, signal) {
+        await start(device, threads);
         const onBytes = downloads(call);
         const files = await fixtures(source, filter, { signal, onBytes });
+        await startThreads();
         const onCase = (line) => {
             signal.throwIfAborted();
             self.postMessage({ call, line: JSON.parse(line) });
@@ -90,8 +88,9 @@ const calls = {
         return JSON.parse(result);
     },
 
-    async doctor(call, { full, device }, signal) {
-        await start(device);
+    async doctor(call, { full, device, threads }, signal) {
+        await start(device, threads);
+        await startThreads();
         const onKernel = (loaded, total) => self.postMessage({ call, progress: { stage: "compare", loaded, total } });
         return JSON.parse(await inTurn(signal, () => kiln.doctor(full ?? false, onKernel)));
     },
@@ -104,10 +103,22 @@ const calls = {
 /** Tells the page how much of each file has arrived. */
 const downloads = (call) => (file) => (loaded, total) => self.postMessage({ call, progress: { stage: "download", file, loaded, total } });
 
-async function start(device) {
+async function start(device, threads) {
     if (navigator.gpu) watchDevices();
-    await startModule(device);
+    await startModule(device, threads);
 }
+
+/** Lets the page start the other threads: it notices when one fails, and ends them. */
+function startThreads() {
+    started ??= new Promise((resolve) => {
+        if (threads === 1) return resolve();
+        onThreads = resolve;
+        self.postMessage({ threads: { count: threads - 1, module: kiln.ownModule(), memory: kiln.ownMemory() } });
+    });
+    return started;
+}
+let started;
+let onThreads;
 
 /** Resolves when a GPU is lost. */
 let lost;
@@ -191,7 +202,8 @@ async function answer(call, signal, compute) {
     return JSON.parse(await inTurn(signal, () => compute(onPiece)));
 }
 
-self.onmessage = async ({ data: { call, method, values, abort } }) => {
+self.onmessage = async ({ data: { call, method, values, abort, threads } }) => {
+    if (threads) return onThreads();
     if (abort !== undefined) {
         running.get(abort)?.abort();
         return;

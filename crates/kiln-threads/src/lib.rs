@@ -26,8 +26,10 @@ use std::{
         atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use web_time::Instant;
 
 /// How long threads look for more work: longer than it takes to choose a token.
 pub const LINGER: Duration = Duration::from_micros(500);
@@ -45,7 +47,7 @@ const NUMBER: u32 = 16;
 type Work<'a> = &'a (dyn Fn() + Sync);
 
 /// A team of threads that help with computations.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Team {
     shared: Arc<Shared>,
     /// Held by the caller whose computation is shared.
@@ -70,7 +72,22 @@ impl Team {
 
     /// Number of threads that help.
     pub fn threads(&self) -> usize {
-        self.threads.len()
+        self.threads.len() + self.shared.guests.load(Ordering::Relaxed)
+    }
+
+    /// Helps with computations on this thread until [`stop`](Self::stop) is called. This is for programs
+    /// whose host makes the threads, as browsers do. `joined` is called first, when the thread counts.
+    pub fn help(&self, joined: impl FnOnce()) {
+        self.shared.guests.fetch_add(1, Ordering::Relaxed);
+        joined();
+        self.shared.help();
+        self.shared.guests.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Lets all threads that help return.
+    pub fn stop(&self) {
+        self.shared.stops.store(true, Ordering::SeqCst);
+        self.shared.begin();
     }
 
     /// Calls `work` here, and once on each thread that is free meanwhile. Returns when all of these calls
@@ -103,8 +120,7 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        self.shared.stops.store(true, Ordering::SeqCst);
-        self.shared.begin();
+        self.stop();
         for thread in self.threads.drain(..) {
             // Threads catch every panic.
             let _ = thread.join();
@@ -127,6 +143,8 @@ struct Shared {
     /// Panic of a thread that helped.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stops: AtomicBool,
+    /// Number of threads that help, besides those that the team made.
+    guests: AtomicUsize,
 }
 
 /// Ends the computation when dropped, and waits for the threads that joined it.

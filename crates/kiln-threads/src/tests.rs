@@ -130,6 +130,28 @@ fn threads_may_share_work_concurrently() {
 }
 
 #[test]
+fn threads_that_others_made_help_until_they_are_stopped() {
+    let (team, joined) = (team(0), Barrier::new(3));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                team.help(|| {
+                    joined.wait();
+                });
+            });
+        }
+        joined.wait();
+        assert_eq!(team.threads(), 2);
+        let all = Barrier::new(3);
+        team.share(&|| {
+            all.wait();
+        });
+        team.stop();
+    });
+    assert_eq!((team.threads(), sum(&team, 100)), (0, 4950));
+}
+
+#[test]
 fn panics_reach_the_caller() {
     let team = team(1);
     for there in [false, true] {

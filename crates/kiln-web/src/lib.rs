@@ -14,7 +14,7 @@ mod hash;
 mod model;
 mod service;
 
-use std::panic;
+use std::{panic, sync::Once};
 
 use kiln::Error;
 use wasm_bindgen::prelude::*;
@@ -34,16 +34,42 @@ unsafe extern "C" {
     fn __wasm_call_ctors();
 }
 
-/// Prepares the module, once.
+/// Prepares the module, once: each thread calls this when it begins.
 #[wasm_bindgen(start)]
 pub fn start() {
-    #[allow(unsafe_code, reason = "nothing ran before")]
-    // SAFETY: the constructors run once, before everything else.
-    unsafe {
-        __wasm_call_ctors();
-    }
-    panic::set_hook(Box::new(|info| console::panicked(&info.to_string())));
-    console::log_warnings();
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        #[allow(unsafe_code, reason = "nothing ran before")]
+        // SAFETY: the constructors run once, before everything else.
+        unsafe {
+            __wasm_call_ctors();
+        }
+        panic::set_hook(Box::new(|info| console::panicked(&info.to_string())));
+        console::log_warnings();
+        // Rayon's pool consists of the thread that first asks for it. One in `help` would never do its tasks.
+        #[cfg(feature = "cpu")]
+        kiln::device::threads();
+    });
+}
+
+/// The memory of this module, as JavaScript has it.
+#[wasm_bindgen(js_name = ownMemory)]
+pub fn own_memory() -> JsValue {
+    wasm_bindgen::memory()
+}
+
+/// This module, as JavaScript has it, to be started on another thread.
+#[cfg(feature = "cpu")]
+#[wasm_bindgen(js_name = ownModule)]
+pub fn own_module() -> JsValue {
+    wasm_bindgen::module()
+}
+
+/// Computes on this thread, too, and does not return. `joined` is called when the thread counts.
+#[cfg(feature = "cpu")]
+#[wasm_bindgen]
+pub fn help(joined: &js_sys::Function) {
+    kiln::device::help(|| _ = joined.call0(&JsValue::NULL));
 }
 
 /// An error for JavaScript, with the name of its kind.

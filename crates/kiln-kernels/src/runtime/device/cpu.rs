@@ -5,20 +5,23 @@ use kiln_core::Result;
 
 use crate::runtime::device::{
     info::{DeviceClass, DeviceInfo, DeviceName, Opened},
-    system::memory,
+    system::{memory, threads},
 };
 
 pub(super) fn info() -> Result<DeviceInfo> {
     use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
-    let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
+    let brand = match cfg!(target_family = "wasm") {
+        true => "WebAssembly",
+        false => system.cpus().first().map_or("", |cpu| cpu.brand().trim()),
+    };
     Ok(DeviceInfo {
         name: DeviceName::Cpu,
         class: DeviceClass::Cpu,
-        adapter: match cfg!(target_family = "wasm") {
-            true => "WebAssembly".to_owned(),
-            false => format!("{brand} ({} threads)", rayon::current_num_threads()),
+        adapter: match threads() {
+            1 => format!("{brand} (1 thread)"),
+            threads => format!("{brand} ({threads} threads)"),
         },
         driver: "burn-flex".to_owned(),
         api: format!("native, {}", kiln_simd::best().name()),

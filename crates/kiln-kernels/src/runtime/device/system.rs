@@ -49,9 +49,16 @@ pub fn limit_instructions(name: &str) -> Result<()> {
 /// The number of threads that the CPU computes with.
 pub fn threads() -> usize {
     #[cfg(feature = "cpu")]
-    return rayon::current_num_threads();
+    return kiln_products::threads::all();
     #[cfg(not(feature = "cpu"))]
     1
+}
+
+/// Computes on this thread, too, for as long as the program runs: in a browser, the page makes the threads.
+/// `joined` is called when [`threads`] counts this one.
+#[cfg(feature = "cpu")]
+pub fn help(joined: impl FnOnce()) {
+    kiln_products::threads::help(joined);
 }
 
 /// The operating system and its version; `None` in builds without a way to ask.
