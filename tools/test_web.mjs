@@ -400,6 +400,7 @@ async function run(name, browser) {
         ["a model that is not there", () => model.openai.embeddings.create({ model: "other", input: "a" }), /APIError: .*other/],
         ["a folder without recordings", () => conformance("/demo/"), /ModelError: .*cases.json/],
         ["a thread too few", () => Model.load("/demo/", { threads: 0 }), /SettingError: threads: is 0, must be/],
+        ["threads of a GPU", () => Model.load("/demo/", { device: "wgpu", threads: 1 }), /SettingError: threads: .*`wgpu`/],
         ["a thread more than a page has", () => Model.load("/demo/", { device: "cpu", threads: 2 }), /SettingError: threads: .*isolated/],
         ["a device that nobody knows", () => Model.load("/demo/", { device: "gpu" }), /SettingError: device: is `gpu`/],
         ["an option that nobody knows", () => Model.load("/demo/", { dytpe: "f32" }), /SettingError: .*dytpe/],
@@ -515,12 +516,14 @@ async function run(name, browser) {
     await check(`${name}: a page that is isolated has threads on the processor, which give the native text`, async () => {
         const other = await open(browser, site, "/isolated");
         const every = await load(other, "/demo/", { device: "cpu" });
-        matches(every.adapter, /^WebAssembly \(\d+ threads\)$/);
+        matches(every.adapter, /^WebAssembly \(\d+ threads?\)$/);
         for (let turn = 0; turn < 4; turn++) {
             const facts = await load(other, "/demo/", { device: "cpu", threads: 3 });
             equal(facts.adapter, "WebAssembly (3 threads)");
             same(await generate(other, PROMPT, { ...greedy, max_new_tokens: 24 }), text);
         }
+        const ended = await other.evaluate(() => error(() => Model.load("/demo/", { device: "cpu", threads: 2, signal: AbortSignal.abort() })));
+        matches(ended, /AbortError/);
         site.fault = "thread";
         matches(await other.evaluate(() => error(() => Model.load("/demo/", { device: "cpu", threads: 2 }))), /ModuleError: the module failed/);
         site.fault = undefined;

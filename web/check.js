@@ -3,7 +3,7 @@
 export const element = (id) => document.getElementById(id);
 
 // Private windows may have none.
-navigator.serviceWorker?.register("offline.js").catch(() => {});
+navigator.serviceWorker?.register(crossOriginIsolated ? "offline.js?threads" : "offline.js").catch(() => {});
 
 export class Check {
     #lines = [];

@@ -140,5 +140,5 @@ element("open-chat").addEventListener("change", ({ target }) => {
 });
 element("cancel").addEventListener("click", () => controller.abort());
 // Private windows may have none.
-navigator.serviceWorker?.register("offline.js").catch(() => {});
+navigator.serviceWorker?.register(crossOriginIsolated ? "offline.js?threads" : "offline.js").catch(() => {});
 const page = await import("./page.js");

@@ -1,11 +1,13 @@
 // A service worker: after the first visit, the pages open without a network. Models are kept elsewhere, by kiln-web.
 
 const CACHE = "kiln-pages";
+// Only pages that are isolated have threads.
+const FORMS = ["module", "module-cpu", ...(self.location.search === "?threads" ? ["module-threads"] : [])];
 const FILES = [
     ...["", "index.html", "page.css", "page.js", "local.js", "check.css", "check.js"],
     ...["conformance.html", "conformance.js", "doctor.html", "doctor.js"],
     ...["index.js", "worker.js", "sources.js", "storage.js", "openai.js", "microphone.js", "module.js", "panics.js", "thread.js"].map((name) => `kiln-web/${name}`),
-    ...["module", "module-cpu", "module-threads"].flatMap((form) => ["kiln_web.js", "kiln_web_bg.wasm"].map((name) => `kiln-web/${form}/${name}`)),
+    ...FORMS.flatMap((form) => ["kiln_web.js", "kiln_web_bg.wasm"].map((name) => `kiln-web/${form}/${name}`)),
 ].map((name) => new URL(name, self.registration.scope).href);
 
 self.addEventListener("install", (event) => {

@@ -145,8 +145,8 @@ def page(figures, drivers):
         "[CONTRIBUTING](../../CONTRIBUTING.md) says how to get the CUDA C++. Each row has the worst of a",
         "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
         "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
-        "permutation's widest loads, in bytes. `figures.csv` has the instructions of main loops, too: those",
-        "of the block with the most multiply-adds.", "",
+        "permutation's widest loads, in bytes. Of AMD, `figures.csv` has the instructions of main loops, too:",
+        "those of the block with the most multiply-adds.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}

@@ -3,7 +3,7 @@
     python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
 
 No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc` and `nvidia-cuda-runtime`.
-With `nvidia-cuda-nvdisasm`, `loop` has the machine instructions of the block with the most multiply-adds, and `multiplies` the latter.
+With `nvidia-cuda-nvdisasm`, `main_loop` has the machine instructions of the block with the most multiply-adds, and `multiplies` the latter.
 """
 
 import collections
@@ -69,7 +69,7 @@ def main_loop(code):
                 blocks.append([])
     multiplies = lambda block: sum(instruction in ("FFMA", "HFMA2", "HMMA") for instruction in block)
     block = max(blocks, key=multiplies)
-    return {"loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
+    return {"main_loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
 
 
 def widest_load(ptx):

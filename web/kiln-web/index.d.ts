@@ -4,7 +4,8 @@ export type Device = "auto" | "wgpu" | "cpu";
 export interface LoadOptions {
     device?: Device;
     /**
-     * Threads of the processor, at most 32. Only an isolated page can have more than one. Default: all that the processor has.
+     * Threads of the processor, at most 32; of no effect where `auto` finds a GPU. Only an isolated page can have more than
+     * one. Default: all that the processor has. Bits may differ with their number.
      */
     threads?: number;
     /** Number type of weights, activations and caches. Default: float16 where the adapter has it. */
@@ -149,7 +150,7 @@ export class Model {
     /**
      * The beginnings of prompts that the model keeps for `fetch` and `openai`, up to `prefixMemory` bytes, as a file. After
      * a later `load` of the same model, `restorePrefixes` takes it, and prompts that begin like these are computed from
-     * there, with the same bits. It fails if the file is damaged, or was computed by another model, device or version.
+     * there, with the same bits. It fails if the file is damaged, or was computed by another model, device, number of threads or version.
      * `cacheSalt`: only those of requests with this `cache_salt`. The file has the tokens of the prompts.
      */
     savePrefixes(options?: { cacheSalt?: string }): Promise<Blob>;

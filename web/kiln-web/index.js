@@ -215,7 +215,7 @@ class Remote {
                 this.#panic = data.panic;
                 return;
             }
-            if (data.threads) return this.#start(data.threads);
+            if (data.threads) return this.#start(data.threads).catch((error) => this.end(error));
             if (data.lost) {
                 const why = `the GPU was lost (${data.lost}); try again`;
                 return this.end(Object.assign(new Error(why), { name: "DeviceError" }));
@@ -242,7 +242,7 @@ class Remote {
             const thread = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
             this.#threads.push(thread);
             thread.onmessage = ({ data }) => (data.panic ? (this.#panic = data.panic) : resolve());
-            thread.onerror = this.#worker.onerror;
+            thread.onerror = thread.onmessageerror = this.#worker.onerror;
             thread.postMessage(values);
         };
         await Promise.all(Array.from({ length: count }, () => new Promise(start)));

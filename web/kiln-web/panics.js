@@ -1,4 +1,4 @@
-/** Tells the page what the module says before it ends. */
+/** Passes the message of a panic to the page. */
 export function tellPanics() {
     const log = console.error;
     console.error = (...values) => {

@@ -25,7 +25,7 @@ const calls = {
         if (found) tell({ stage: "estimate", loaded: 0, total: found.fileBytes, estimate: found });
         const hasher = () => new kiln.Sha256();
         const files = await collect(source, { hub, signal, onBytes, hasher });
-        await startThreads();
+        await startThreads(signal);
         const onProgress = (loaded, total) => tell({ stage: "load", loaded, total });
         model = await kiln.WebModel.load(opened(files), JSON.stringify(settings), onProgress);
         await writeVerdicts(kiln.verdicts());
@@ -76,7 +76,7 @@ const calls = {
         await start(device, threads);
         const onBytes = downloads(call);
         const files = await fixtures(source, filter, { signal, onBytes });
-        await startThreads();
+        await startThreads(signal);
         const onCase = (line) => {
             signal.throwIfAborted();
             self.postMessage({ call, line: JSON.parse(line) });
@@ -90,7 +90,7 @@ const calls = {
 
     async doctor(call, { full, device, threads }, signal) {
         await start(device, threads);
-        await startThreads();
+        await startThreads(signal);
         const onKernel = (loaded, total) => self.postMessage({ call, progress: { stage: "compare", loaded, total } });
         return JSON.parse(await inTurn(signal, () => kiln.doctor(full ?? false, onKernel)));
     },
@@ -109,13 +109,15 @@ async function start(device, threads) {
 }
 
 /** Lets the page start the other threads: it notices when one fails, and ends them. */
-function startThreads() {
+async function startThreads(signal) {
     started ??= new Promise((resolve) => {
         if (threads === 1) return resolve();
         onThreads = resolve;
         self.postMessage({ threads: { count: threads - 1, module: kiln.ownModule(), memory: kiln.ownMemory() } });
     });
-    return started;
+    const aborted = new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }));
+    await Promise.race([started, aborted]);
+    signal.throwIfAborted();
 }
 let started;
 let onThreads;

@@ -1,5 +1,5 @@
-//! Threads and time, as the endpoints need them. A browser has one thread: there, all is computed in it, and
-//! nothing ends for its time.
+//! Threads and time, as the endpoints need them. In a browser, endpoints have one thread: all is computed in
+//! it, and nothing ends for its time.
 
 #[cfg(not(target_family = "wasm"))]
 mod system {

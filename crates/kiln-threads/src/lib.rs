@@ -6,8 +6,8 @@
 //! one that the system has not woken yet.
 //!
 //! The threads of a [`Team`] therefore look for more work for [`LINGER`] before they sleep, and yield their
-//! core to others meanwhile. **Nobody waits for a thread that has not begun**: the caller ends the
-//! computation when its own part returns.
+//! core to others meanwhile, except in browsers, where no thread can. **Nobody waits for a thread that has
+//! not begun**: the caller ends the computation when its own part returns.
 //!
 //! **Invariant:** a computation is called only by threads that joined it, and no thread joins one that has
 //! ended. A computation may therefore borrow from the stack of its caller; this is the only `unsafe` code

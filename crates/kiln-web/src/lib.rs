@@ -46,19 +46,19 @@ pub fn start() {
         }
         panic::set_hook(Box::new(|info| console::panicked(&info.to_string())));
         console::log_warnings();
-        // Rayon's pool consists of the thread that first asks for it. One in `help` would never do its tasks.
+        // Rayon gives its tasks to the thread that asks for it first. One in `help` would never do them.
         #[cfg(feature = "cpu")]
         kiln::device::threads();
     });
 }
 
-/// The memory of this module, as JavaScript has it.
+/// The memory of this module, as an object of JavaScript.
 #[wasm_bindgen(js_name = ownMemory)]
 pub fn own_memory() -> JsValue {
     wasm_bindgen::memory()
 }
 
-/// This module, as JavaScript has it, to be started on another thread.
+/// This module, as an object of JavaScript, to be started on another thread.
 #[cfg(feature = "cpu")]
 #[wasm_bindgen(js_name = ownModule)]
 pub fn own_module() -> JsValue {

@@ -19,8 +19,8 @@ const HALF_RUN: usize = 16;
 /// The number that [`nibble`] returns for the code 0 in the lower half of a byte.
 const FIRST: f32 = 16.0;
 
-/// The bits of the number 1, which [`read_four`] takes. As a parameter of a kernel, they stay in a register:
-/// of a constant, CUDA's assembler makes a move for each code.
+/// The bits of the number 1, which [`read_four`] takes. As a parameter of a kernel, they stay in a register.
+/// If they were a constant, CUDA's assembler would move them into a register for each code.
 pub(crate) const ONE: u32 = 1f32.to_bits();
 
 /// Entries of a table that codes index.
@@ -43,8 +43,8 @@ pub(crate) struct Reading {
     pub(crate) streams: Option<Streams>,
     /// Whether the device has float16, so that no integer arithmetic is needed to convert it
     pub(crate) has_half: bool,
-    /// Whether codes of four bits become numbers with half the shifts. The first pair then has 16 where it
-    /// otherwise has 1, which takes four bits of a sum in float32.
+    /// Whether codes of four bits become numbers with half the shifts. Codes of the first pair are then read
+    /// as `16 + code / 16`, and sums in float32 lose four bits.
     pub(crate) few_shifts: bool,
 }
 
@@ -127,8 +127,8 @@ fn mask(bits: usize) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 
-/// The parameters of a group. A number is `scale · (read - zero) · steps + minimum`, where `read` is the
-/// result of [`read_four`].
+/// The parameters of a group. A number is `scale · (read - above - zero) · steps + minimum`, where `read` is
+/// the result of [`read_four`], and `above` is that of [`Reading::above`]: 0 without `few_shifts`.
 #[derive(CubeType)]
 pub(crate) struct Group {
     pub(crate) scale: f32,
@@ -205,8 +205,8 @@ fn read_stream(
 }
 
 /// Returns four neighbouring numbers of what was read, from the first or second pair of fours. Codes are in
-/// the first bits of a mantissa, `1 + code / 2^bits`, which takes no conversion. Numbers of a table are in
-/// the first places of `table`.
+/// the first bits of a mantissa, `1 + code / 2^bits`, which takes no conversion; [`Reading::above`] is added
+/// to that. Numbers of a table are in the first places of `table`.
 #[cube]
 pub(crate) fn read_four(
     words: &Array<u32>,

@@ -20,6 +20,6 @@ mod wgpu;
 pub use bandwidth::CopyBandwidth;
 pub use info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened};
 pub use open::{list, open, open_async};
-#[cfg(feature = "cpu")]
+#[cfg(all(feature = "cpu", target_family = "wasm"))]
 pub use system::help;
 pub use system::{limit_instructions, limit_threads, threads};

@@ -56,7 +56,7 @@ pub fn threads() -> usize {
 
 /// Computes on this thread, too, for as long as the program runs: in a browser, the page makes the threads.
 /// `joined` is called when [`threads`] counts this one.
-#[cfg(feature = "cpu")]
+#[cfg(all(feature = "cpu", target_family = "wasm"))]
 pub fn help(joined: impl FnOnce()) {
     kiln_products::threads::help(joined);
 }
