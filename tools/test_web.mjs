@@ -5,7 +5,8 @@
 //     KILN_NODE_MODULES=DIR/node_modules node tools/test_web.mjs KILN_BINARY [chrome|firefox|both [CHECKS]]
 //
 // Prints a line per check. CHECKS is a regular expression for the names of those to run; many need the ones before them.
-// KILN_TEST_SPEECH names a folder that tools/speech.py makes, for transcription.
+// KILN_TEST_SPEECH names a folder that tools/speech.py makes, for transcription. KILN_TEST_TURNS is the number of models
+// with threads that are loaded one after the other, by default 4.
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, symlinkSync } from "node:fs";
@@ -24,6 +25,7 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 const demo = join(root, "assets/demo");
 /** Each step ends after this many milliseconds. */
 const PATIENCE = 240_000;
+const TURNS = Number(process.env.KILN_TEST_TURNS ?? 4);
 
 /** The beginning of a worker whose GPU is lost when the page says so. */
 const LOSES = `const { requestDevice: given } = globalThis.GPUAdapter?.prototype ?? {};
@@ -517,7 +519,7 @@ async function run(name, browser) {
         const other = await open(browser, site, "/isolated");
         const every = await load(other, "/demo/", { device: "cpu" });
         matches(every.adapter, /^WebAssembly \(\d+ threads?\)$/);
-        for (let turn = 0; turn < 4; turn++) {
+        for (let turn = 0; turn < TURNS; turn++) {
             const facts = await load(other, "/demo/", { device: "cpu", threads: 3 });
             equal(facts.adapter, "WebAssembly (3 threads)");
             same(await generate(other, PROMPT, { ...greedy, max_new_tokens: 24 }), text);
