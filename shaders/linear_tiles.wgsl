@@ -1,7 +1,9 @@
 // y = x w^T + bias + residual for many rows, on units that multiply small matrices (cooperative matrices). A
-// workgroup has a tile of y, which is a grid of parts. A subgroup has a part: 2 x 4 matrices of sums. While
-// one step along the sum is multiplied in memory, the next one is loaded. Workgroups with other rows of x and
-// the same weights are neighbors.
+// workgroup has a tile of y, which is a grid of parts. A subgroup has a part: 2 x 4 matrices of sums. In a
+// tile for few rows, several subgroups share a part: each multiplies some elements along the sum. While one
+// step along the sum is multiplied in memory, the next one is loaded. Workgroups with other rows of x and the
+// same weights are neighbors. With matrix_dense.wgsl, or with matrix_packed.wgsl and weights_packed.wgsl.
+// These define STEP: the number of elements along the sum that are in memory together.
 
 enable wgpu_cooperative_matrix;
 alias elem = f32;
@@ -10,7 +12,7 @@ alias elem = f32;
 alias pack = vec4<elem>;
 const WIDTH = 8u;
 // The matrices that are multiplied, and the number of rows and columns of each. Then the number of parts of a
-// workgroup from top to bottom, and side by side.
+// workgroup from top to bottom, and side by side, and the most subgroups that share a part.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
@@ -18,6 +20,7 @@ const SIZE = 16u;
 const LANES = 256u;
 const DOWN = 4u;
 const ACROSS = 2u;
+const SPLITS = 1u;
 // What memory consists of, and how many of them four numbers are.
 alias cell = vec4<elem>;
 const CELLS = 1u;
@@ -43,7 +46,6 @@ struct Info {
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
-@group(0) @binding(1) var<storage, read_write> w: array<pack>;
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
 @group(0) @binding(3) var<storage, read_write> residual: array<elem>;
 @group(0) @binding(4) var<storage, read_write> y: array<elem>;
@@ -53,24 +55,20 @@ const PARTS = DOWN * ACROSS;
 // Size of a tile.
 const ROWS = DOWN * 2u * SIZE;
 const OUTPUTS = ACROSS * 4u * SIZE;
-// Number of elements along the sum that are in memory together.
-const STEP = 16u;
 // Cells from one row to the next, with padding to avoid bank conflicts.
 const STRIDE = (STEP + 8u) / 4u * CELLS;
 // Cells from one matrix to the one below it.
 const BELOW = SIZE * STRIDE;
-// Number of groups of eight elements in a step, and how many of them a lane reads.
-const X_EIGHTS = ROWS * STEP / 8u;
-const W_EIGHTS = OUTPUTS * STEP / 8u;
-const X_EACH = (X_EIGHTS + LANES - 1u) / LANES;
-const W_EACH = (W_EIGHTS + LANES - 1u) / LANES;
-// Elements per matrix, and number of matrices of sums that are in memory together.
+// Number of groups of eight elements in a row's step, and how many of them a lane reads.
+const EIGHTS = STEP / 8u;
+const X_EACH = (ROWS * EIGHTS + LANES - 1u) / LANES;
+// Elements per matrix, and number of parts of which a matrix of sums is in memory.
 const AREA = SIZE * SIZE;
-const AT_ONCE = min(PARTS, 1024u / AREA);
+const AT_ONCE = min(PARTS, 1024u / (AREA * SPLITS));
 
 var<workgroup> x_tile: array<cell, ROWS * STRIDE>;
 var<workgroup> w_tile: array<cell, OUTPUTS * STRIDE>;
-var<workgroup> sums: array<f32, AT_ONCE * AREA>;
+var<workgroup> results: array<f32, AT_ONCE * SPLITS * AREA>;
 
 // Eight elements of a row.
 struct Eight {
@@ -94,28 +92,14 @@ fn x_four(at: u32, c: u32) -> vec4<elem> {
     return select(vec4<elem>(), numbers, is_in_row(c));
 }
 
-fn w_four(at: u32, c: u32) -> vec4<elem> {
-    let i = places(c, info.w_strides.y) + at;
-    let numbers = vec4<elem>(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x);
-    return select(vec4<elem>(), numbers, is_in_row(c));
-}
-
-// Elements of a row from 8 e on. Past the end of the row they are 0 in its last step, and arbitrary after
-// that step.
+// Elements of a row from 8 e on. Past the end of the row they are 0 in its last step, and arbitrary numbers
+// after that step.
 fn x_at(at: u32, e: u32) -> Eight {
     if WIDTH == 8u {
         let i = 2u * (at / 8u + min(e, info.input / 8u - 1u));
         return Eight(vec4<elem>(vec4(x[i])), vec4<elem>(vec4(x[i + 1u])));
     }
     return Eight(x_four(at, 8u * e), x_four(at, 8u * e + 4u));
-}
-
-fn w_at(at: u32, e: u32) -> Eight {
-    if WIDTH == 8u {
-        let i = 2u * (at / 8u + min(e, info.input / 8u - 1u));
-        return Eight(vec4<elem>(vec4(w[i])), vec4<elem>(vec4(w[i + 1u])));
-    }
-    return Eight(w_four(at, 8u * e), w_four(at, 8u * e + 4u));
 }
 
 // The position of a lane and of its subgroup.
@@ -125,6 +109,9 @@ struct Own {
     // The parts that subgroups have now: the first one, and their number.
     first_part: u32,
     parts: u32,
+    // The subgroups that share a part: which one this is, and their number.
+    split: u32,
+    splits: u32,
     // First row and output of the tile.
     first: vec2<u32>,
 }
@@ -134,8 +121,8 @@ fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
     for (var begin = 0u; begin < PARTS; begin += AT_ONCE) {
         // All lanes have read the previous contents.
         workgroupBarrier();
-        if own.part / AT_ONCE == begin / AT_ONCE {
-            coopStoreT(matrix, &sums[own.part % AT_ONCE * AREA], SIZE);
+        if own.part / AT_ONCE == begin / AT_ONCE && own.split < own.splits {
+            coopStoreT(matrix, &results[(own.part % AT_ONCE * SPLITS + own.split) * AREA], SIZE);
         }
         workgroupBarrier();
         for (var i = own.lane; i < AT_ONCE * AREA; i += LANES) {
@@ -143,7 +130,11 @@ fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
             let row = own.first.x + (part / ACROSS * 2u + down) * SIZE + i / SIZE % SIZE;
             let output = own.first.y + (part % ACROSS * 4u + across) * SIZE + i % SIZE;
             if part - own.first_part < own.parts && row < info.rows && output < info.output {
-                var sum = sums[i];
+                let place = i / AREA * SPLITS * AREA + i % AREA;
+                var sum = results[place];
+                for (var split = 1u; split < min(own.splits, SPLITS); split++) {
+                    sum += results[place + split * AREA];
+                }
                 if info.biased == 1u {
                     sum += f32(bias[output * info.bias_stride]);
                 }
@@ -172,33 +163,32 @@ fn main(
     let tiles = (info.rows + ROWS - 1u) / ROWS;
     let first = vec2(workgroup % tiles * ROWS, workgroup / tiles * OUTPUTS);
     let steps = (info.input + STEP - 1u) / STEP;
-    // The rows that this lane reads, and which half of a step. Rows past the last one are replaced by the
-    // last one.
+    write_table(lane);
+    // The rows that this lane reads. Rows past the last one are replaced by the last one.
     var x_rows: array<u32, X_EACH>;
     for (var i = 0u; i < X_EACH; i++) {
-        let row = min(first.x + (lane + i * LANES) / 2u, info.rows - 1u);
+        let row = min(first.x + (lane + i * LANES) / EIGHTS, info.rows - 1u);
         x_rows[i] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
-    var w_rows: array<u32, W_EACH>;
-    for (var i = 0u; i < W_EACH; i++) {
-        w_rows[i] = min(first.y + (lane + i * LANES) / 2u, info.output - 1u) * info.w_strides.x;
-    }
-    let half = lane % 2u;
+    let eight = lane % EIGHTS;
+    var w_rows = rows_of_lane(first.y, lane);
 
     // A driver may choose the size of subgroups. If there are fewer subgroups than parts, each computes
     // several parts in turn.
+    // If there are more subgroups than can share parts, the others multiply, too, and store nothing.
+    let splits = clamp(subgroups / PARTS, 1u, SPLITS);
+    let split = subgroup / PARTS;
     for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {
-        // If there are more subgroups than parts, the extra ones repeat the last part.
-        let part = min(first_part + subgroup, PARTS - 1u);
+        let part = min(first_part + subgroup % PARTS, PARTS - 1u);
         let x_first = part / ACROSS * 2u * BELOW;
         let w_first = part % ACROSS * 4u * BELOW;
         // All lanes have read the previous contents.
         workgroupBarrier();
         for (var i = lane; i < AREA; i += LANES) {
-            sums[i] = 0.0;
+            results[i] = 0.0;
         }
         workgroupBarrier();
-        var y_00 = coopLoadT<y_matrix>(&sums[0], SIZE);
+        var y_00 = coopLoadT<y_matrix>(&results[0], SIZE);
         var y_01 = y_00;
         var y_02 = y_00;
         var y_03 = y_00;
@@ -209,55 +199,42 @@ fn main(
         // The elements that were read for the next step.
         var x_next: array<Eight, X_EACH>;
         for (var i = 0u; i < X_EACH; i++) {
-            x_next[i] = x_at(x_rows[i], half);
+            x_next[i] = x_at(x_rows[i], place_of(0u, eight));
         }
-        var w_next: array<Eight, W_EACH>;
-        for (var i = 0u; i < W_EACH; i++) {
-            w_next[i] = w_at(w_rows[i], half);
-        }
+        var w_next: Read;
+        read_weights(&w_next, &w_rows, 0u, lane);
         for (var step = 0u; step < steps; step++) {
             // All lanes have multiplied the previous contents.
             workgroupBarrier();
             for (var i = 0u; i < X_EACH; i++) {
-                let row = (lane + i * LANES) / 2u;
+                let row = (lane + i * LANES) / EIGHTS;
                 if row < ROWS {
-                    let at = row * STRIDE + half * 2u * CELLS;
+                    let at = row * STRIDE + eight * 2u * CELLS;
+                    let low = as_weights(x_next[i].low);
+                    let high = as_weights(x_next[i].high);
                     for (var j = 0u; j < CELLS; j++) {
-                        x_tile[at + j] = cell_of(x_next[i].low, j);
+                        x_tile[at + j] = cell_of(low, j);
                     }
                     for (var j = 0u; j < CELLS; j++) {
-                        x_tile[at + CELLS + j] = cell_of(x_next[i].high, j);
-                    }
-                }
-            }
-            for (var i = 0u; i < W_EACH; i++) {
-                let row = (lane + i * LANES) / 2u;
-                if row < OUTPUTS {
-                    let at = row * STRIDE + half * 2u * CELLS;
-                    for (var j = 0u; j < CELLS; j++) {
-                        w_tile[at + j] = cell_of(w_next[i].low, j);
-                    }
-                    for (var j = 0u; j < CELLS; j++) {
-                        w_tile[at + CELLS + j] = cell_of(w_next[i].high, j);
+                        x_tile[at + CELLS + j] = cell_of(high, j);
                     }
                 }
             }
+            write_weights(&w_next, step, lane);
             workgroupBarrier();
-            let eight = (step + 1u) * (STEP / 8u) + half;
             for (var i = 0u; i < X_EACH; i++) {
-                x_next[i] = x_at(x_rows[i], eight);
+                x_next[i] = x_at(x_rows[i], place_of(step + 1u, eight));
             }
-            for (var i = 0u; i < W_EACH; i++) {
-                w_next[i] = w_at(w_rows[i], eight);
-            }
-            for (var k = 0u; k < STEP / 4u * CELLS; k += SIZE / 4u * CELLS) {
-                let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + k], STRIDE);
-                let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + k], STRIDE);
+            read_weights(&w_next, &w_rows, step + 1u, lane);
+            for (var k = min(split, SPLITS - 1u); k < STEP / SIZE; k += splits) {
+                let at = k * SIZE / 4u * CELLS;
+                let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + at], STRIDE);
+                let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + at], STRIDE);
                 // The columns of the transposed weights.
-                let w_0 = coopLoad<w_matrix>(&w_tile[w_first + k], STRIDE);
-                let w_1 = coopLoad<w_matrix>(&w_tile[w_first + BELOW + k], STRIDE);
-                let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * BELOW + k], STRIDE);
-                let w_3 = coopLoad<w_matrix>(&w_tile[w_first + 3u * BELOW + k], STRIDE);
+                let w_0 = coopLoad<w_matrix>(&w_tile[w_first + at], STRIDE);
+                let w_1 = coopLoad<w_matrix>(&w_tile[w_first + BELOW + at], STRIDE);
+                let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * BELOW + at], STRIDE);
+                let w_3 = coopLoad<w_matrix>(&w_tile[w_first + 3u * BELOW + at], STRIDE);
                 y_00 = coopMultiplyAdd(x_0, w_0, y_00);
                 y_01 = coopMultiplyAdd(x_0, w_1, y_01);
                 y_02 = coopMultiplyAdd(x_0, w_2, y_02);
@@ -268,7 +245,7 @@ fn main(
                 y_13 = coopMultiplyAdd(x_1, w_3, y_13);
             }
         }
-        let own = Own(lane, part, first_part, subgroups, first);
+        let own = Own(lane, part, first_part, subgroups, split, splits, first);
         write(y_00, 0u, 0u, own);
         write(y_01, 0u, 1u, own);
         write(y_02, 0u, 2u, own);

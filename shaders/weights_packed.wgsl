@@ -36,11 +36,6 @@ fn words_at(at: vec4<u32>, i: u32) -> vec4<u32> {
     return vec4(w[at.x + i], w[at.y + i], w[at.z + i], w[at.w + i]);
 }
 
-// A byte of a stream for each row.
-fn bytes_at(start: vec4<u32>, i: u32) -> vec4<u32> {
-    return (words_at(start, i / 4u) >> vec4(i % 4u * 8u)) & vec4(0xffu);
-}
-
 // The codes of two vec4s of each row, one per byte; or the words in which both pairs of half a run have them.
 struct Pair {
     first: vec4<u32>,
@@ -204,46 +199,81 @@ struct Group {
     offset: vec4<f32>,
 }
 
-// The group of the first or second pair of half a run.
-fn group_at(at: vec4<u32>, run: u32, pair: u32) -> Group {
+// The words of a group's parameters: those with the bytes of its scale and of its minimum, and the word of
+// the block's scale.
+struct GroupWords {
+    scale: vec4<u32>,
+    minimum: vec4<u32>,
+    block: vec4<u32>,
+}
+
+// A run is in one group, or each of its halves is one.
+fn group_of_pair(run: u32, pair: u32) -> u32 {
+    return select(run / (max(GROUP, 32u) / 32u), run * 2u + pair, GROUP == 16u);
+}
+
+// Reads the words of the group of the first or second pair of half a run.
+fn group_words(at: vec4<u32>, run: u32, pair: u32) -> GroupWords {
+    let none = vec4(0u);
+    if LOW == 16u {
+        return GroupWords(none, none, none);
+    }
+    let group = group_of_pair(run, pair);
+    let block = run / (BLOCK / 32u);
+    var start = at + vec4(info.input / 32u * (LOW + HIGH));
+    var scale = none;
+    var minimum = none;
+    if SCALES != ONE {
+        let words = vec4((info.input / GROUP + 3u) / 4u);
+        scale = words_at(start, group / 4u);
+        start += words;
+        if SCALES == BYTES {
+            minimum = words_at(start, group / 4u);
+            start += words;
+        }
+    }
+    if SCALE == F32 || HAS_MINIMUM {
+        return GroupWords(scale, minimum, words_at(start, block));
+    }
+    return GroupWords(scale, minimum, words_at(start, block / 2u));
+}
+
+// The group that has these words.
+fn group_of(words: GroupWords, run: u32, pair: u32) -> Group {
     if LOW == 16u {
         return Group(vec4(1.0), vec4(0.0), vec4(0.0));
     }
-    // A run is in one group, or each of its halves is one.
-    let group = select(run / (max(GROUP, 32u) / 32u), run * 2u + pair, GROUP == 16u);
-    let block = run / (BLOCK / 32u);
-    var start = at + vec4(info.input / 32u * (LOW + HIGH));
+    let shift = vec4(group_of_pair(run, pair) % 4u * 8u);
+    let bytes = (words.scale >> shift) & vec4(0xffu);
     // The scale of the group and its minimum, as factors of those of the block.
     var scale = vec4(1.0);
     var minimum = vec4(1.0);
     var offset = vec4(OFFSET);
-    if SCALES != ONE {
-        let words = vec4((info.input / GROUP + 3u) / 4u);
-        let bytes = bytes_at(start, group);
-        if SCALES == SIGNED {
-            scale = vec4<f32>(bitcast<vec4<i32>>(bytes << vec4(24u)) >> vec4(24u));
-        } else if SCALES == BYTES {
-            scale = vec4<f32>(bytes);
-            minimum = -vec4<f32>(bytes_at(start + words, group));
-            start += words;
-        } else if SCALES == ZEROS {
-            offset = vec4<f32>(bytes);
-        } else {
-            scale = vec4<f32>(bytes & vec4(15u));
-            minimum = -vec4<f32>(bytes >> vec4(4u));
-        }
-        start += words;
+    if SCALES == SIGNED {
+        scale = vec4<f32>(bitcast<vec4<i32>>(bytes << vec4(24u)) >> vec4(24u));
+    } else if SCALES == BYTES {
+        scale = vec4<f32>(bytes);
+        minimum = -vec4<f32>((words.minimum >> shift) & vec4(0xffu));
+    } else if SCALES == ZEROS {
+        offset = vec4<f32>(bytes);
+    } else if SCALES == NIBBLES {
+        scale = vec4<f32>(bytes & vec4(15u));
+        minimum = -vec4<f32>(bytes >> vec4(4u));
     }
     if SCALE == F32 {
-        return Group(bitcast<vec4<f32>>(words_at(start, block)), vec4(0.0), offset);
+        return Group(bitcast<vec4<f32>>(words.block), vec4(0.0), offset);
     }
     if HAS_MINIMUM {
-        let both = words_at(start, block);
-        return Group(lower_halves(both) * scale, upper_halves(both) * minimum, offset);
+        return Group(lower_halves(words.block) * scale, upper_halves(words.block) * minimum, offset);
     }
-    let words = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
+    let half = words.block >> vec4(run / (BLOCK / 32u) % 2u * 16u);
     if SCALE == BF16 {
-        return Group(bitcast<vec4<f32>>(words << vec4(16u)), vec4(0.0), offset);
+        return Group(bitcast<vec4<f32>>(half << vec4(16u)), vec4(0.0), offset);
     }
-    return Group(lower_halves(words) * scale, vec4(0.0), offset);
+    return Group(lower_halves(half) * scale, vec4(0.0), offset);
+}
+
+// The group of the first or second pair of half a run.
+fn group_at(at: vec4<u32>, run: u32, pair: u32) -> Group {
+    return group_of(group_words(at, run, pair), run, pair);
 }

@@ -27,9 +27,8 @@ CACHE = pathlib.Path.home() / ".cache/kiln-gpu/figures.json"
 COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "loop", "load"]
 FEWER_IS_WORSE = ["occupancy", "load"]
 MORE_INSTRUCTIONS = 1.05
-# Formats of packed weights: their numbers in names of texts, and the weights that a lane multiplies in a turn of the main loop of `linear_packed`, by
-# the number of one row and of eight in names.
-FORMATS = {"Q4_0": (1, {0: 128, 3: 512}), "Q8_0": (5, {0: 128, 3: 512}), "Q4_K": (8, {0: 128, 3: 512}), "Q6_K": (10, {0: 128, 3: 1024})}
+# Formats of packed weights, and their numbers in names of texts.
+FORMATS = {"Q4_0": 1, "Q8_0": 5, "Q4_K": 8, "Q6_K": 10}
 # The compiler's program, its files, the GPU.
 TARGETS = {
     "navi31": ("radv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
@@ -49,7 +48,8 @@ def own_kernels():
 
 
 def texts_of(folder, patterns):
-    """Files by what their figures are called. Permutations of CUDA C++ have names of no meaning: those of the same types count as one text."""
+    """Files by what their figures are called. Permutations of CUDA C++ have names of no meaning: those of the same types count as one text, unless the
+    text says which permutation it is (`write_permutation` in crates/kiln-kernels)."""
     found = {}
     for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):
         name = file.stem
@@ -59,6 +59,8 @@ def texts_of(folder, patterns):
             if kernel not in own_kernels() or "bf16" in types:
                 continue
             name = f"{kernel}-{types.strip('_').replace('_', '-')}".rstrip("-")
+            if permutation := re.search(r"// permutation: (\S+)", file.read_text()):
+                name += f"-{permutation[1]}"
         found.setdefault(name, []).append(file)
     return found
 
@@ -76,7 +78,8 @@ def measured(target, texts, prefix):
         [*prefix, sys.executable, HERE / program, target, *files], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()]
     (driver,) = run([])
     known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
-    key = lambda file: hashlib.sha256(f"{target} {driver['driver']} loop ".encode() + file.read_bytes()).hexdigest()
+    version = f"{target} {driver['driver']} {(HERE / program).read_text()}"
+    key = lambda file: hashlib.sha256(version.encode() + file.read_bytes()).hexdigest()
     keys = {file: key(file) for file in files}
     new = [file for file in files if keys[file] not in known]
     some = [new[begin:begin + 25] for begin in range(0, len(new), 25)]
@@ -116,13 +119,20 @@ def worse(before, now):
 
 def by_weight(figures):
     """A table of the instructions that a packed weight takes."""
-    loop = lambda number, rows: figures.get(f"linear_packed-f16-{number}-{rows}-0-0", {}).get("loop")
-    if not loop(1, 0):
+
+    def cell(format, rows):
+        # The weights that a lane multiplies in a turn of the loop, in shaders and in CUDA C++.
+        number, weights = FORMATS[format], {1: 128, 8: 1024 if format == "Q6_K" else 512}[rows]
+        if figure := figures.get(f"linear_packed-f16-{number}-{rows.bit_length() - 1}-0-0"):
+            return f"{figure['loop'] / weights:.2f}"
+        figure = figures.get(f"linear_packed-e-f16-n-4-{format.lower()}-{rows}", {})
+        return f"{figure['loop'] / min(weights, 512):.2f}" if "loop" in figure else "-"
+
+    lines = [f"| {format} | {cell(format, 1)} | {cell(format, 8)} |" for format in FORMATS]
+    if all(line.endswith("| - | - |") for line in lines):
         return []
-    lines = ["Instructions of the main loop of `linear_packed` in float16, for each weight and row of `x`:", "", "| format | 1 row | 8 rows |", "|---|---|---|"]
-    for format, (number, weights) in FORMATS.items():
-        lines.append(f"| {format} | {' | '.join(f'{loop(number, rows) / of_rows:.2f}' for rows, of_rows in weights.items())} |")
-    return [*lines, ""]
+    begin = ["Instructions of the main loop of `linear_packed` in float16, for each weight and row of `x`:", "", "| format | 1 row | 8 rows |", "|---|---|---|"]
+    return [*begin, *lines, ""]
 
 
 def page(figures, drivers):
@@ -145,8 +155,8 @@ def page(figures, drivers):
         "[CONTRIBUTING](../../CONTRIBUTING.md) says how to get the CUDA C++. Each row has the worst of a",
         "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
         "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
-        "permutation's widest loads, in bytes. Of AMD, `figures.csv` has the instructions of main loops, too:",
-        "those of the block with the most multiply-adds.", "",
+        "permutation's widest loads, in bytes. `figures.csv` has the instructions of main loops, too: those",
+        "of the block with the most multiply-adds.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}

@@ -2,8 +2,8 @@
 
     python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
 
-No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc` and `nvidia-cuda-runtime`.
-With `nvidia-cuda-nvdisasm`, `main_loop` has the machine instructions of the block with the most multiply-adds, and `multiplies` the latter.
+No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc`, `nvidia-cuda-runtime` and
+`nvidia-cuda-nvdisasm`. `instructions` are those of machine code; `loop` has those of the block with the most multiply-adds, and `multiplies` the latter.
 """
 
 import collections
@@ -50,26 +50,32 @@ def compiled(nvrtc, include, source, architecture):
     return ptx, code, log
 
 
-def main_loop(code):
-    """The machine instructions of the block with the most multiply-adds."""
-    tools = [tool for folder in site.getsitepackages() for tool in glob.glob(f"{folder}/nvidia/cu13/bin/nvdisasm")]
-    if not tools:
-        return {}
+def disassembler():
+    for folder in site.getsitepackages():
+        if found := glob.glob(f"{folder}/nvidia/cu13/bin/nvdisasm"):
+            return found[0]
+    sys.exit("there is no nvdisasm; pip install nvidia-cuda-nvdisasm")
+
+
+def counted(code):
+    """The machine instructions of a program, and of its block with the most multiply-adds."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        listing = subprocess.run([tools[0], "-c", file.name], check=True, stdout=subprocess.PIPE, text=True).stdout
+        listing = subprocess.run([disassembler(), "-c", file.name], check=True, stdout=subprocess.PIPE, text=True).stdout
     blocks = [[]]
     for line in listing.splitlines():
         if re.match(r"\s*\.L_", line):
             blocks.append([])
-        if found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", line):
+        if (found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", line)) and found[1] != "NOP":
             blocks[-1].append(found[1])
             if found[1] in ("BRA", "EXIT"):
                 blocks.append([])
-    multiplies = lambda block: sum(instruction in ("FFMA", "HFMA2", "HMMA") for instruction in block)
+    weights = {"FFMA": 1, "HFMA2": 1, "HMMA": 128}
+    multiplies = lambda block: sum(weights.get(instruction, 0) for instruction in block)
     block = max(blocks, key=multiplies)
-    return {"main_loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
+    loop = {"loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
+    return {"instructions": sum(map(len, blocks))} | loop
 
 
 def widest_load(ptx):
@@ -93,7 +99,6 @@ def figures(ptx, log, architecture):
         "spilled": figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
         "shared": figure(r"(\d+) bytes smem"),
         "occupancy": fitting // warps,
-        "instructions": sum(1 for line in ptx.splitlines() if re.match(r"\s+(@\S+\s+)?[a-z][\w.:]*\s.*;$", line)),
         "load": widest_load(ptx),
     }
 
@@ -106,7 +111,7 @@ def main():
     print(json.dumps({"driver": f"NVRTC {major.value}.{minor.value}"}), flush=True)
     for file in files:
         ptx, code, log = compiled(nvrtc, include, open(file).read(), architecture)
-        print(json.dumps(figures(ptx, log, architecture) | main_loop(code) if ptx else {"error": log}), flush=True)
+        print(json.dumps(figures(ptx, log, architecture) | counted(code) if ptx else {"error": log}), flush=True)
 
 
 main()

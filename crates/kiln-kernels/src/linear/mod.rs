@@ -124,15 +124,15 @@ impl Kernel for Linear {
         if self.is_for_few_rows() {
             return Ok(around::wgsl::launch(self.into()));
         }
+        let device = self.x.device();
         match &self.weight {
-            _ if !tiles::takes(self.x.dtype(), &self.x.device()) && many::is_faster(&self.x.device()) => {
-                many::launch(self)
-            }
-            Matrix::Dense(_) => tiles::launch(self),
+            _ if tiles::takes(self.x.dtype(), &device) => tiles::launch(self),
+            _ if many::is_faster(&device) => many::launch(self),
+            Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
                 Ok(self.in_two_passes(|part| around::wgsl::launch(part.into())))
             }
-            Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl, tiles::launch),
+            Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl),
         }
     }
 
@@ -144,7 +144,7 @@ impl Kernel for Linear {
             Matrix::Packed(_) if self.is_for_two_passes() => {
                 Ok(self.in_two_passes(|part| around::cube::launch(part.into())))
             }
-            Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube, Err),
+            Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube),
         }
     }
 }
@@ -166,7 +166,7 @@ impl Checked for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[around::SHADER, around::PACKED, tiles::SHADER, many::SHADER, many::PACKED];
+        return &[around::SHADER, around::PACKED, tiles::SHADER, tiles::PACKED, many::SHADER, many::PACKED];
         #[cfg(not(feature = "wgpu"))]
         &[around::SHADER, around::PACKED]
     }
@@ -242,9 +242,9 @@ impl Checked for Linear {
         // Rows with gaps between them, of a length divisible by four and of one that is not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
-        // Many rows, which matrix units multiply in tiles of 64 rows: whole and partial tiles, whole and
-        // partial steps along the sum.
-        for x in [[1, 17, 32], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
+        // Many rows, which matrix units multiply in tiles of 32 or 64 rows: whole and partial tiles,
+        // whole and partial steps along the sum.
+        for x in [[1, 17, 64], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
             // An odd number of cases, because tests of float16 take every second one.
             let outputs = [
                 (66, true, true),
@@ -279,6 +279,12 @@ impl Checked for Linear {
                     let (blocks, output) = [(1, 1), (3, 95), (4, 41), (16, 10)][(i + format as usize) % 4];
                     cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
                 }
+                // Of each two, tests of float16 take one: parts of tiles, and of steps along the sum.
+                if order == Order::Rows {
+                    let part = if format == Format::Bf16 { 4 } else { 0 };
+                    cases.push(packed(packing, arithmetic, [1, 20, 3 * block + part], Plain, 70));
+                    cases.push(packed(packing, arithmetic, [1, 39, 5 * block + part], Plain, 95));
+                }
                 // Without bias and residual, which would hide a scale that is flushed to 0.
                 let x = [1, 3, 2 * block];
                 cases.push(packed_times(SUBNORMAL_SCALES, packing, arithmetic, x, Plain, 11));
@@ -292,10 +298,14 @@ impl Checked for Linear {
                 }
             }
         }
-        // Large enough for the larger tiles.
-        cases.push(case([2, 520, 48], Plain, 1930, true, false).probed());
-        cases.push(case([2, 520, 24], Plain, 1930, true, false));
-        cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
+        // Each tile, in whole steps and in others. Tests of float16 take every second case.
+        for (x, output) in [([2, 520, 48], 1930), ([1, 65, 48], 66), ([1, 33, 128], 66)] {
+            cases.extend([case(x, Plain, output, true, false), case(x, Plain, output, true, true).probed()]);
+        }
+        cases.extend([[2, 520, 24], [2, 520, 40]].map(|x| case(x, Plain, 1930, true, false)));
+        let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
+        let large = [[2, 520, 64], [2, 520, 96]];
+        cases.extend(large.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 1930)));
         cases
     }
 }

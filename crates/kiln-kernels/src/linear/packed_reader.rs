@@ -6,7 +6,10 @@
 
 use cubecl::prelude::*;
 use half::f16;
-use kiln_weights::streams::{GroupScales, ScaleType, Streams, Table};
+use kiln_weights::{
+    Format,
+    streams::{GroupScales, ScaleType, Streams, Table},
+};
 
 use crate::{
     linear::fours::{Four, four, four_or_zero},
@@ -39,8 +42,7 @@ pub(crate) fn halves_of(input: usize) -> usize {
 /// The compile-time parameters of a kernel that reads packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
-    /// The layout of blocks in words; `None` if a word has two bfloat16 numbers
-    pub(crate) streams: Option<Streams>,
+    pub(crate) format: Format,
     /// Whether the device has float16, so that no integer arithmetic is needed to convert it
     pub(crate) has_half: bool,
     /// Whether codes of four bits become numbers with half the shifts. Codes of the first pair are then read
@@ -49,34 +51,34 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    /// The layout of blocks in words; `None` if a word has two bfloat16 numbers.
+    fn streams(self) -> Option<Streams> {
+        self.format.streams()
+    }
+
     /// Number of words that are read for half a run: first those with low bits of codes, then those with high
     /// bits.
     pub(crate) fn words(self) -> usize {
-        self.low_words() + self.streams.map_or(0, |streams| words_of(streams.high))
+        self.low_words() + self.streams().map_or(0, |streams| words_of(streams.high))
     }
 
     fn low_words(self) -> usize {
-        self.streams.map_or(HALF_RUN / 2, |streams| words_of(streams.low))
-    }
-
-    /// Number of groups that half a run spans: 1, or one for each pair of fours.
-    pub(crate) fn groups(self) -> usize {
-        self.streams.map_or(1, |streams| (32 / streams.group).max(1))
+        self.streams().map_or(HALF_RUN / 2, |streams| words_of(streams.low))
     }
 
     /// Bits per code.
     fn bits(self) -> u32 {
-        self.streams.map_or(0, |streams| streams.low + streams.high) as u32
+        self.streams().map_or(0, |streams| streams.low + streams.high) as u32
     }
 
     /// The table that codes index, if the format has one.
     pub(crate) fn table(self) -> Option<[f32; TABLE]> {
-        self.streams.and_then(|streams| streams.table).map(Table::numbers)
+        self.streams().and_then(|streams| streams.table).map(Table::numbers)
     }
 
     /// Whether [`read_four`] returns codes, rather than numbers from a table or bfloat16 numbers.
     pub(crate) fn reads_codes(self) -> bool {
-        self.streams.is_some() && self.table().is_none()
+        self.streams().is_some() && self.table().is_none()
     }
 
     /// Factor between the scale of a group and the scale of the numbers that [`read_four`] returns.
@@ -84,20 +86,21 @@ impl Reading {
         if self.reads_codes() { (1u32 << self.bits()) as f32 } else { 1.0 }
     }
 
-    /// How much more [`read_four`] returns for a code in this pair than 1, which stands for the code 0.
-    pub(crate) fn above(self, pair: usize) -> f32 {
-        if self.has_nibbles() && pair == 0 { FIRST - 1.0 } else { 0.0 }
-    }
-
     /// Whether [`nibble`] reads the codes.
     fn has_nibbles(self) -> bool {
-        self.few_shifts && self.reads_codes() && self.streams.is_some_and(|s| (s.low, s.high) == (4, 0))
+        self.few_shifts && self.reads_codes() && self.streams().is_some_and(|s| (s.low, s.high) == (4, 0))
     }
 
-    /// The value that [`read_four`] returns for the number 0, in formats without minimum and zero point.
-    fn zero(self) -> f32 {
-        let offset = self.streams.map_or(0, |streams| streams.offset);
-        if self.reads_codes() { 1.0 + f32::from(offset) / self.steps() } else { 0.0 }
+    /// The value that [`read_four`] returns for the code 0 of a pair.
+    fn base(self, pair: usize) -> f32 {
+        if self.has_nibbles() && pair == 0 { FIRST } else { 1.0 }
+    }
+
+    /// The value that [`read_four`] returns for the number 0 of a pair, in formats without minimum and zero
+    /// point.
+    fn zero(self, pair: usize) -> f32 {
+        let offset = self.streams().map_or(0, |streams| streams.offset);
+        if self.reads_codes() { self.base(pair) + f32::from(offset) / self.steps() } else { 0.0 }
     }
 }
 
@@ -127,8 +130,8 @@ fn mask(bits: usize) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 
-/// The parameters of a group. A number is `scale · (read - above - zero) · steps + minimum`, where `read` is
-/// the result of [`read_four`], and `above` is that of [`Reading::above`]: 0 without `few_shifts`.
+/// The parameters of a pair of fours. A number is `scale · (read - zero) · steps + minimum`, where `read` is
+/// the result of [`read_four`].
 #[derive(CubeType)]
 pub(crate) struct Group {
     pub(crate) scale: f32,
@@ -146,7 +149,7 @@ pub(crate) fn read_words(
     #[comptime] reading: Reading,
 ) -> Array<u32> {
     let mut words = Array::<u32>::new(comptime!(reading.words()));
-    match comptime!(reading.streams) {
+    match comptime!(reading.streams()) {
         Some(streams) => {
             read_stream(&mut words, 0usize, w, at, half, comptime!(streams.low));
             let start = at + input / 32 * comptime!(streams.low);
@@ -205,8 +208,8 @@ fn read_stream(
 }
 
 /// Returns four neighbouring numbers of what was read, from the first or second pair of fours. Codes are in
-/// the first bits of a mantissa, `1 + code / 2^bits`, which takes no conversion; [`Reading::above`] is added
-/// to that. Numbers of a table are in the first places of `table`.
+/// the first bits of a mantissa, `1 + code / 2^bits`, which takes no conversion; with `few_shifts`, those of
+/// the first pair may be `16 + code / 16`. Numbers of a table are in the first places of `table`.
 #[cube]
 pub(crate) fn read_four(
     words: &Array<u32>,
@@ -217,7 +220,7 @@ pub(crate) fn read_four(
     #[comptime] reading: Reading,
 ) -> Four {
     let mut numbers = Four::new(0.0);
-    match comptime!(reading.streams) {
+    match comptime!(reading.streams()) {
         Some(streams) => {
             let (low, high) = comptime!((streams.low, streams.high));
             let (low_word, low_shift) = comptime!(place_of(streams.low, pair, four));
@@ -296,10 +299,10 @@ pub(crate) fn read_group(
     #[comptime] reading: Reading,
 ) -> Group {
     let mut scale = f32::new(1.0);
-    let mut zero = f32::new(comptime!(reading.zero()));
+    let mut zero = f32::new(comptime!(reading.zero(pair)));
     let mut minimum = f32::new(0.0);
     #[allow(clippy::single_match, reason = "it is decided when the kernel is compiled")]
-    match comptime!(reading.streams) {
+    match comptime!(reading.streams()) {
         Some(streams) => {
             let block = half / comptime!(streams.block / HALF_RUN);
             let group = if comptime!(streams.group < 32) {
@@ -329,7 +332,7 @@ pub(crate) fn read_group(
                 of_minimum = -f32::cast_from(both >> 4u32);
             } else if comptime!(streams.groups == GroupScales::Zeros) {
                 let code = f32::cast_from(byte_at(w, scales, group));
-                zero = code * comptime!(1.0 / reading.steps()) + 1.0;
+                zero = code * comptime!(1.0 / reading.steps()) + comptime!(reading.base(pair));
             }
             if comptime!(streams.scale == ScaleType::F32) {
                 scale = f32::reinterpret(w[of_blocks + block]);
@@ -357,7 +360,7 @@ fn byte_at(w: &Tensor<u32>, start: usize, i: usize) -> u32 {
 /// devices without float16, integers are used.
 #[cube]
 fn float_of(bits: u32, #[comptime] reading: Reading) -> f32 {
-    if comptime!(reading.streams.is_some_and(|streams| streams.scale == ScaleType::Bf16)) {
+    if comptime!(reading.streams().is_some_and(|streams| streams.scale == ScaleType::Bf16)) {
         f32::reinterpret(bits << 16u32)
     } else if comptime!(reading.has_half) {
         f32::cast_from(f16::reinterpret(u16::cast_from(bits)))
@@ -393,7 +396,7 @@ pub(crate) fn four_at<E: Float, N: Size>(
     input: usize,
     #[comptime] reading: Reading,
 ) -> Four {
-    if comptime!(reading.streams.is_some()) {
+    if comptime!(reading.streams().is_some()) {
         four::<E, N>(tensor, at, c, 1usize, input)
     } else {
         four_or_zero::<E, N>(tensor, at, c, 1usize, input)

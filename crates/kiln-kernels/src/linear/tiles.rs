@@ -1,19 +1,20 @@
-//! Products of many rows with a GPU's matrix units: float16 factors, float32 sums.
+//! Products of many rows with a GPU's matrix units: float16 factors, float32 sums. Packed weights are
+//! unpacked in workgroup memory.
 
 use burn::{
     backend::Cube,
     tensor::{DType, Device, Tensor},
 };
 
-use super::Linear;
+use super::{Linear, are_of_one_type};
 use crate::{
-    linear::matrix::Matrix,
+    linear::{matrix::Matrix, packed_lines},
     runtime::{
         device::info::MatrixUnits,
         kernel::{INVARIANT_UP_TO, Kernel},
-        launch::{Launch, comes_in, empty, primitive, strides},
+        launch::{Launch, comes_in, empty, in_order, primitive, strides},
         matrix_units::{cells, units_for},
-        shader::{Lines, Shader, reads, writes},
+        shader::{Binding, Lines, Shader, reads, writes},
     },
     shaders::linear_tiles::Info,
 };
@@ -22,8 +23,11 @@ use crate::{
 struct Shape {
     /// The units for which this shape is best.
     units: MatrixUnits,
+    lanes: usize,
     down: usize,
     across: usize,
+    /// The most subgroups that share a part. Each multiplies some numbers along the sum.
+    splits: usize,
 }
 
 impl Shape {
@@ -34,12 +38,23 @@ impl Shape {
     fn outputs(&self) -> usize {
         4 * self.units.size as usize * self.across
     }
+
+    /// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
+    fn step(&self, packed: bool) -> usize {
+        16 * self.splits.max(if packed { self.lanes / self.outputs() } else { 1 })
+    }
 }
 
 macro_rules! shapes {
-    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $cells:ident],)*) => {
+    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $splits:literal $cells:ident],)*) => {
         const SHAPES: &[Shape] = &[
-            $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
+            $(Shape {
+                units: MatrixUnits { size: $size, threads: $threads },
+                lanes: $lanes,
+                down: $down,
+                across: $across,
+                splits: $splits,
+            }),*
         ];
         const LINES: Lines = || &[
             $(concat!(
@@ -50,6 +65,7 @@ macro_rules! shapes {
                 "const LANES = ", $lanes, "u;\n",
                 "const DOWN = ", $down, "u;\n",
                 "const ACROSS = ", $across, "u;\n",
+                "const SPLITS = ", $splits, "u;\n",
                 "// What memory consists of, and how many of them four numbers are.\n",
                 cells!($cells),
             )),*
@@ -57,29 +73,55 @@ macro_rules! shapes {
     };
 }
 
-// If there are two shapes for the same units, the first one is for large results. Software devices have
-// subgroups of 8 threads and run for tests alone: they get Metal's text, which has fewer parts than they have
-// subgroups, and one that has more.
+// The shapes for the same units are for large results, for others, and for few rows. Software devices have
+// subgroups of 8 threads and run for tests alone: they get Metal's texts for large results and few rows, in
+// which there are more subgroups than can be used, and one for others with fewer subgroups than parts.
 shapes! {
-    [16 32 256 4 2 fours],
-    [16 32 64 2 1 fours],
-    [8 32 256 4 2 scalars],
-    [8 32 64 2 1 scalars],
-    [8 8 256 4 2 scalars],
-    [8 8 64 4 4 fours],
+    [16 32 256 4 2 1 fours],
+    [16 32 64 2 1 1 fours],
+    [16 32 128 1 1 4 fours],
+    [8 32 256 4 2 1 scalars],
+    [8 32 64 2 1 1 scalars],
+    [8 32 256 2 2 2 scalars],
+    [8 8 256 4 2 1 scalars],
+    [8 8 64 4 4 1 fours],
+    [8 8 256 2 2 2 scalars],
 }
 
-/// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
-const STEP: usize = 16;
+/// Places of shapes among those for the same units.
+const LARGE: usize = 0;
+const SMALL: usize = 1;
+const FEW: usize = 2;
+
+/// Most rows for which subgroups share parts. Their tiles are few, and reading the weights is the limit. No
+/// GPU was there to measure it.
+const FEW_ROWS: usize = 64;
 
 const EIGHTS: Lines =
     || &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
+const BINDINGS: &[Binding] = &[reads("x"), reads("w"), reads("bias"), reads("residual"), writes("y")];
+
 pub(super) const SHADER: Shader = Shader {
     name: "linear_tiles",
-    bindings: &[reads("x"), reads("w"), reads("bias"), reads("residual"), writes("y")],
-    text: include_str!("../../../../shaders/linear_tiles.wgsl"),
+    bindings: BINDINGS,
+    text: concat!(
+        include_str!("../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../shaders/matrix_dense.wgsl")
+    ),
     options: &[EIGHTS, LINES],
+};
+
+pub(super) const PACKED: Shader = Shader {
+    name: "linear_tiles_packed",
+    bindings: BINDINGS,
+    text: concat!(
+        include_str!("../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../shaders/matrix_packed.wgsl"),
+        include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/halves.wgsl")
+    ),
+    options: &[packed_lines::FORMATS, EIGHTS, LINES],
 };
 
 /// Whether a device takes more than a few rows of type `dtype`.
@@ -95,12 +137,15 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
 
     // A text is right for subgroups of any size. Those of 32 threads are common.
     let of = |threads| SHAPES.iter().position(|shape| shape.units == MatrixUnits { threads, ..units });
-    let large = of(units.threads).or_else(|| of(32)).unwrap_or(0);
-    let shape = &SHAPES[large];
-    let down = rows.div_ceil(shape.rows());
-    let wasted = down * shape.rows() - rows;
-    let is_large = down * output.div_ceil(shape.outputs()) >= BUSY && 4 * wasted <= rows;
-    if is_large { large } else { large + 1 }
+    let first = of(units.threads).or_else(|| of(32)).unwrap_or(0);
+    if rows <= FEW_ROWS {
+        return first + FEW;
+    }
+    let large = &SHAPES[first + LARGE];
+    let down = rows.div_ceil(large.rows());
+    let wasted = down * large.rows() - rows;
+    let is_large = down * output.div_ceil(large.outputs()) >= BUSY && 4 * wasted <= rows;
+    first + if is_large { LARGE } else { SMALL }
 }
 
 /// Computes the product if all tensors are float16 and the device has matrix units.
@@ -109,31 +154,43 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
 /// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear else { return Err(linear) };
-    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
-    let rows = batch * tokens;
-    let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
-    let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-    let units = match units_for(Linear::NAME, x.dtype(), &x.device()) {
-        Some(units) if of_one_type && rows > INVARIANT_UP_TO && input * output > 0 => units,
+    let ([batch, tokens, input], output) = (linear.x.dims(), linear.weight.rows());
+    let (rows, device) = (batch * tokens, linear.x.device());
+    let units = match units_for(Linear::NAME, linear.x.dtype(), &device) {
+        Some(units) if rows > INVARIANT_UP_TO => units,
         _ => return Err(linear),
     };
+    if !are_of_one_type(&linear.x, &linear.weight, linear.others()) {
+        return Err(linear);
+    }
     let number = shape_for(units, rows, output);
     let shape = &SHAPES[number];
     let workgroups = rows.div_ceil(shape.rows()) * output.div_ceil(shape.outputs());
-    let weight = weight.clone();
-    let Linear { x, bias, residual, .. } = linear;
+    let Linear { x, weight, bias, residual } = linear;
     let (biased, added) = (bias.is_some(), residual.is_some());
-    let (x, weight) = (primitive(x), primitive(weight));
+    let x = primitive(x);
+    let is_packed = matches!(weight, Matrix::Packed(_));
+    let are_steps = comes_in(8, &x) && input.is_multiple_of(shape.step(is_packed));
+    let (weight, w_strides, are_eights, format) = match weight {
+        Matrix::Dense(weight) => {
+            let weight = primitive(weight);
+            let strides = strides(&weight);
+            let are_eights = are_steps && comes_in(8, &weight);
+            (weight, strides, are_eights, None)
+        }
+        Matrix::Packed(packed) => {
+            let (words, format) = (packed.words.dims()[1], packed_lines::pick(packed.format()));
+            (in_order(packed.words), [words as u32, 1], are_steps, format)
+        }
+    };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
-    let eights = comes_in(8, &x) && comes_in(8, &weight) && input.is_multiple_of(STEP);
     let [bias_stride] = strides(&bias);
     let info = Info {
         x_strides: strides(&x),
         tokens: tokens as u32,
-        w_strides: strides(&weight),
+        w_strides,
         input: input as u32,
         output: output as u32,
         residual_strides: strides(&residual),
@@ -143,7 +200,13 @@ pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
         bias_stride,
         workgroups: workgroups as u32,
     };
-    let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[usize::from(!eights), number]);
+    let width = usize::from(!are_eights);
+    let launch = match format {
+        Some(format) => {
+            Launch::new(&PACKED, x.dtype, &y.client).with(&[format, width, number]).unpacking_on(&device)
+        }
+        None => Launch::new(&SHADER, x.dtype, &y.client).with(&[width, number]),
+    };
     launch.run(workgroups, [&x, &weight, &bias, &residual, &y], info);
     Ok(Tensor::from_primitive::<Cube>(y))
 }

@@ -240,7 +240,7 @@ mod cube {
     pub(super) fn launch(inputs: Unpack) -> BurnTensor<2> {
         let (rows, columns) = (inputs.rows(), inputs.matrix.columns());
         let Unpack { matrix, ids } = inputs;
-        let streams = matrix.format().streams();
+        let format = matrix.format();
         let words = in_rows(match ids {
             Some(ids) => matrix.words.select(0, ids),
             None => matrix.words,
@@ -258,7 +258,7 @@ mod cube {
             rows,
             columns,
             halves,
-            Reading { streams, has_half: has_half(&y), few_shifts: false },
+            Reading { format, has_half: has_half(&y), few_shifts: false },
             dtype_to_storage_type(y.dtype),
         );
         BurnTensor::from_primitive::<Cube>(y)

@@ -1,5 +1,5 @@
-//! Products of many rows with packed weights: some rows of the weight are unpacked at a time, and multiplied
-//! like dense ones.
+//! Products of many rows with packed weights, on CUDA and on software GPUs: some rows of the weight are
+//! unpacked at a time, and multiplied like dense ones.
 
 use burn::tensor::Tensor;
 
@@ -14,8 +14,8 @@ use crate::{
 /// costs launches and a copy.
 const AT_ONCE: usize = 128 << 20;
 
-/// Computes the product if the weight is packed, with these implementations of its two steps. If one does not
-/// take its inputs, the reference of that step runs.
+/// Computes the product if the weight is packed, with this implementation of unpacking. If it does not take
+/// its inputs, the reference runs.
 ///
 /// # Errors
 /// Returns the inputs otherwise.
@@ -23,7 +23,6 @@ const AT_ONCE: usize = 128 << 20;
 pub(super) fn product_of(
     linear: Linear,
     unpack: impl Fn(Unpack) -> Result<Tensor<2>, Unpack>,
-    multiply: impl Fn(Linear) -> Result<Tensor<3>, Linear>,
 ) -> Result<Tensor<3>, Linear> {
     let Matrix::Packed(packed) = &linear.weight else { return Err(linear) };
     let ([rows, tokens, input], output) = (linear.x.dims(), packed.rows());
@@ -37,7 +36,7 @@ pub(super) fn product_of(
         let matrix = packed.narrow(first..(first + at_once).min(output));
         let weight = Matrix::Dense(unpack(Unpack::all(matrix)).unwrap_or_else(Unpack::reference));
         let product = Linear { x: linear.x.clone(), weight, bias: None, residual: None };
-        products.push(multiply(product).unwrap_or_else(Linear::reference));
+        products.push(product.reference());
     }
     let y = if products.len() == 1 { products.remove(0) } else { Tensor::cat(products, 2) };
     Ok(finished(y, linear.bias, linear.residual))

@@ -9,10 +9,7 @@ use burn::{
 use burn_cubecl::{
     CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
 };
-use cubecl::{
-    device::WgpuDeviceKind,
-    prelude::{AddressType, CubeCount},
-};
+use cubecl::{device::WgpuDeviceKind, frontend::cube_comment, prelude::*};
 
 /// Threads per workgroup: as many as every WebGPU device supports.
 pub(crate) const LANES: usize = 256;
@@ -242,4 +239,10 @@ mod wgsl {
             "wgsl"
         }
     }
+}
+
+/// Writes the name of a permutation into the text of a kernel. `tools/gpu/check.py` finds it there.
+#[cube]
+pub(crate) fn write_permutation(#[comptime] name: String) {
+    intrinsic!(|scope| cube_comment::expand(scope, &format!("permutation: {name}")))
 }

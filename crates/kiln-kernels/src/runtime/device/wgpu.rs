@@ -31,6 +31,9 @@ const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MA
     .union(wgpu::Features::SHADER_F16)
     .union(wgpu::Features::SUBGROUP);
 
+/// Bytes of workgroup memory that these shaders may use.
+const MATRIX_MEMORY: u32 = 32 << 10;
+
 /// The largest square float16 matrices with float32 sums.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     use wgpu::CooperativeScalarType::{F16, F32};
@@ -44,7 +47,8 @@ fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
         is_square && matrix.ab_type == F16 && matrix.cr_type == F32 && !matrix.saturating_accumulation
     });
     let size = taken.map(|matrix| matrix.m_size).max()?;
-    adapter.features().contains(MATRIX_UNITS).then_some(MatrixUnits { size, threads })
+    let has_memory = adapter.limits().max_compute_workgroup_storage_size >= MATRIX_MEMORY;
+    (has_memory && adapter.features().contains(MATRIX_UNITS)).then_some(MatrixUnits { size, threads })
 }
 
 /// Describes an adapter. The caller gives it a number.

@@ -11,7 +11,7 @@ use crate::{
         fours::{Four, dot, four, four_or_zero},
         packed_reader::{Reading, four_at, write_table},
     },
-    runtime::launch::LANES,
+    runtime::launch::{LANES, write_permutation},
 };
 
 /// Rows of the matrix per workgroup.
@@ -86,6 +86,7 @@ pub(super) fn expert_linear_packed<E: Float, N: Size>(
     #[comptime] reading: Reading,
     #[define(E)] _elem: ElemType,
 ) {
+    write_permutation(comptime!(reading.format.name().to_owned()));
     let workgroup = CUBE_POS;
     if workgroup >= workgroups {
         terminate!();

@@ -104,7 +104,7 @@ fn expert_groups(
 impl Product {
     /// The words of a packed weight, and how to read them.
     fn packed(&self, matrix: &PackedMatrix, few_shifts: bool) -> (CubeTensor, Reading) {
-        let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y), few_shifts };
+        let reading = Reading { format: matrix.format(), has_half: has_half(&self.y), few_shifts };
         (in_rows(matrix.words.clone()), reading)
     }
 

@@ -51,6 +51,11 @@ struct Product {
 }
 
 impl Product {
+    /// Names the parameters that change the main loop.
+    fn permutation(self) -> String {
+        format!("{}{}", self.most_rows, if self.norm.is_some() { "-normed" } else { "" })
+    }
+
     /// Lanes that share the sums for four rows of the weight.
     fn together(self) -> usize {
         8 * self.splits
@@ -275,7 +280,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
             );
         }
         Matrix::Packed(matrix) => {
-            let streams = matrix.format().streams();
+            let format = matrix.format();
             let words = in_rows(matrix.words);
             packed::linear_packed::launch(
                 &client,
@@ -293,7 +298,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
                 sin.into_tensor_arg(),
                 info,
                 product,
-                Reading { streams, has_half: has_half(&y), few_shifts: y.dtype != DType::F32 },
+                Reading { format, has_half: has_half(&y), few_shifts: y.dtype != DType::F32 },
                 elem,
             );
         }

@@ -9,7 +9,7 @@ use crate::{
         packed_reader::{Reading, four_at, read_four, read_group, read_words, write_table},
     },
     norm::rms_norm::NormOrder,
-    runtime::launch::LANES,
+    runtime::launch::{LANES, write_permutation},
 };
 
 /// Like `linear`, except that lanes go along runs of `w`. With up to four rows of x, a turn of the loop takes
@@ -29,6 +29,7 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     #[comptime] reading: Reading,
     #[define(E)] _elem: ElemType,
 ) {
+    write_permutation(comptime!(format!("{}-{}", reading.format.name(), product.permutation())));
     let workgroup = CUBE_POS;
     if workgroup >= info.workgroups {
         terminate!();
@@ -132,12 +133,10 @@ pub(super) fn linear_packed<E: Float, N: Size>(
 }
 
 /// The scaling of a run of four rows: `Σ x w` in a pair of fours is `factor · Σ x read + shift · Σ x`,
-/// because codes are multiplied as they are read.
+/// because codes are multiplied as they are read. Each pair has four factors and four shifts.
 #[derive(CubeType)]
 pub(crate) struct Scaling {
-    /// Of each row, per group
     factors: Sequence<Four>,
-    /// Of each row, per pair
     shifts: Sequence<Four>,
 }
 
@@ -153,24 +152,18 @@ pub(crate) fn read_scaling(
     let mut factors = Sequence::<Four>::new();
     let mut shifts = Sequence::<Four>::new();
     #[unroll]
-    for group in 0..comptime!(reading.groups()) {
+    for pair in 0..2usize {
         let mut factor = Four::new(1.0);
         let mut shift = Four::new(0.0);
-        let mut next_shift = Four::new(0.0);
         #[unroll]
         for i in 0..4usize {
-            let of_group = read_group(w, begins[i], 2 * run, group, input, reading);
-            let steps = of_group.scale * comptime!(reading.steps());
+            let of_pair = read_group(w, begins[i], 2 * run, pair, input, reading);
+            let steps = of_pair.scale * comptime!(reading.steps());
             factor.insert(i, steps);
-            shift.insert(i, fma(steps, -(of_group.zero + comptime!(reading.above(group))), of_group.minimum));
-            next_shift
-                .insert(i, fma(steps, -(of_group.zero + comptime!(reading.above(1))), of_group.minimum));
+            shift.insert(i, fma(steps, -of_pair.zero, of_pair.minimum));
         }
         factors.push(factor);
         shifts.push(shift);
-        if comptime!(reading.groups() == 1) {
-            shifts.push(next_shift);
-        }
     }
     Scaling { factors, shifts }
 }
@@ -224,8 +217,7 @@ pub(crate) fn add_products_of_pair(
     #[comptime] pair: usize,
     #[comptime] reading: Reading,
 ) -> Four {
-    let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
-    let (factor, shift) = (scaling.factors[group], scaling.shifts[pair]);
+    let (factor, shift) = (scaling.factors[pair], scaling.shifts[pair]);
     let mut added = sums;
     #[unroll]
     for i in 0..4usize {

@@ -1,0 +1,171 @@
+"""Predicts from the figures of compilers how fast a Llama-3-8B is on some GPUs.
+
+    python tools/gpu/predict.py            prints the tables of docs/measurements/gpu-predictions.md
+    python tools/gpu/predict.py --check    exit code 1 if the page has others
+
+A product takes as long as its bytes or its instructions, whichever is longer; launches add their cost. Measured are the figures (figures.csv), and how
+long float16 takes on an H100 (docs/measurements/nvidia.md), from which READ and its cost of a launch are. The other constants are data sheets' and estimates.
+"""
+
+import argparse
+import csv
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+PAGE = HERE.parent.parent / "docs/measurements/gpu-predictions.md"
+
+# Name, target of the instructions, GB/s, 10^12 instructions of a lane a second, 10^12 multiply-adds a second of matrix units that Kiln uses for few rows, µs a
+# launch. Instructions of Apple and Intel are those of RDNA 3, for want of their compilers.
+GPUS = [
+    ("RTX 4090, CUDA", "sm_89", 1008, 41.3, None, 2.2),
+    ("RTX 4090, Vulkan", "sm_89", 1008, 41.3, 82.6, 3.5),
+    ("H100, CUDA", "sm_90a", 3350, 29.6, None, 3.8),
+    ("RX 7900 XTX", "navi31", 960, 15.3, 61.4, 5.0),
+    ("M3 Max", "navi31", 400, 7.1, 7.1, 4.2),
+    ("Arc B580", "navi31", 456, 7.3, None, 8.0),
+]
+# The share of its bandwidth that a GPU reads with at most, and the share of its instructions that it issues.
+READ, ISSUED = 0.92, 0.85
+# Of the instructions outside the main loop, those that most lanes execute: the others add up the sums of a workgroup.
+OUTSIDE = 0.4
+
+LAYERS, CONTEXT, KV_BYTES = 32, 1024, 0.134e9
+# Rows and columns of the products of a layer, and whether x is normed; then the head.
+PRODUCTS = [(6144, 4096, True), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)]
+HEAD = (128256, 4096, True)
+BITS = {"f16": 16, "q8_0": 8.5, "q4_0": 4.5, "q4_k": 4.5, "q6_k": 6.5625}
+NUMBERS = {"q4_0": 1, "q8_0": 5, "q4_k": 8, "q6_k": 10}
+# The formats of layers and of the head. In Q4_K_M, values and `down` of half of the layers are Q6_K.
+MODELS = {"f16": ("f16", "f16"), "Q8_0": ("q8_0", "q8_0"), "Q4_0": ("q4_0", "q6_k"), "Q4_K_M": ("q4_k", "q6_k")}
+
+# Launches of a token: six in a layer and twelve, as the test `launches` counts, and one in a layer for attention over 1,024 keys.
+LAUNCHES = 7 * LAYERS + 12
+# At commit 53d6506: launches, and the instructions of a weight in the main loop, for one row and for one of eight. The latter is not known of CUDA.
+LAUNCHES_BEFORE = {"Q4_K_M": 317}
+BEFORE_EIGHT = 15.7 / 8
+BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89": {"q4_0": 4.9, "q8_0": 5.3, "q4_k": 5.9, "q6_k": 7.5}}
+
+# Of `linear_tiles_packed` for 17 to 64 rows, for each weight of Q4_0 and 32 rows: instructions of a lane, counted by hand in RADV's listing (214 of 128
+# lanes, for 64 x 64 weights), and multiply-adds.
+FEW_STEP = 214 * 128 / (64 * 64), 32
+
+
+def figures():
+    found = {}
+    for row in csv.DictReader((HERE / "figures.csv").open()):
+        found[row["target"], row["kernel"]] = {name: int(value) for name, value in row.items() if name in ("instructions", "loop") and value}
+    return found
+
+
+FIGURES = figures()
+
+
+def instructions(target, format, normed, turns):
+    """Those of a lane for a weight, if it takes so many turns of the loop, with four rows of the weight each."""
+    if format == "f16":
+        # Rows of 4 numbers in each turn of the shader's loop.
+        return 4.0
+    if target == "navi31":
+        figure = FIGURES[target, f"linear_packed-f16-{NUMBERS[format]}-0-5-{int(normed)}"]
+    else:
+        figure = FIGURES[target, f"linear_packed-e-f16-n-4-{format}-1{'-normed' * normed}"]
+    outside = OUTSIDE * (figure["instructions"] - figure["loop"])
+    return (figure["loop"] + outside / turns) / 128
+
+
+def splits(rows, columns):
+    """`Sharing::new` in crates/kiln-kernels/src/linear/around/mod.rs, for packed weights."""
+    most = min(columns // 256, 1024 * 128 // rows)
+    return 1 << min(max(most, 1), 32).bit_length() - 1
+
+
+def products(model):
+    """Rows, columns, whether x is normed, and the format of each product of a token."""
+    layers, head = MODELS[model]
+    for layer in range(LAYERS):
+        for i, (rows, columns, normed) in enumerate(PRODUCTS):
+            if model == "Q4_K_M" and layer % 2 and i == 0:
+                yield rows - 1024, columns, normed, layers
+                yield 1024, columns, normed, "q6_k"
+            else:
+                yield rows, columns, normed, "q6_k" if model == "Q4_K_M" and layer % 2 and i == 3 else layers
+    yield (*HEAD, head)
+
+
+def floor(model, gpu):
+    """Seconds of a token if nothing but its bytes counted."""
+    bytes_read = sum(rows * columns * BITS[format] / 8 for rows, columns, _, format in products(model))
+    return (bytes_read + KV_BYTES) / (gpu[2] * 1e9)
+
+
+def seconds(model, gpu, before):
+    """Seconds of a token."""
+    _, target, bandwidth, issue, _, launch = gpu
+    total = KV_BYTES / (READ * bandwidth * 1e9)
+    for rows, columns, normed, format in products(model):
+        turns = columns / (32 * 8 * splits(rows, columns))
+        if before and format != "f16":
+            # The norm had loads and conversions of its own then, too.
+            each = BEFORE["navi31" if target == "navi31" else "sm_89"][format] + (instructions(target, format, normed, turns) - instructions(target, format, False, 1e9))
+        else:
+            each = instructions(target, format, normed, turns)
+        weights = rows * columns
+        total += max(weights * BITS[format] / 8 / (READ * bandwidth * 1e9), weights * each / (ISSUED * issue * 1e12))
+    launches = LAUNCHES_BEFORE.get(model, 237) if before else LAUNCHES + (LAYERS // 2 if model == "Q4_K_M" else 0)
+    return total + launches * launch * 1e-6
+
+
+def batch(gpu, rows, before):
+    """Tokens a second of all rows in Q4_0."""
+    _, target, bandwidth, issue, units, launch = gpu
+    few = units and rows > 16 and not before
+    each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else FIGURES[target, "linear_packed-e-f16-n-4-q4_0-8"]["loop"] / 512
+    if before:
+        each = BEFORE_EIGHT
+    total = rows * KV_BYTES / (READ * bandwidth * 1e9)
+    for outputs, columns, _, format in products("Q4_0"):
+        weights, read = outputs * columns, BITS[format] / 8
+        passes = 1 if few or rows <= 16 else 2
+        if few:
+            slots = FEW_STEP[0] / (ISSUED * issue * 1e12)
+            # On AMD's and Apple's GPUs, matrices are multiplied by the lanes that compute the rest.
+            multiplied = FEW_STEP[1] / (units * 1e12)
+            busy = max(slots, multiplied) if target.startswith("sm") else slots + multiplied
+        elif before and rows > 16:
+            # All weights were unpacked to memory. Multiplying took less than that.
+            busy, passes, read = 0, 1, read + 4
+        else:
+            busy = each * rows / (ISSUED * issue * 1e12)
+        total += weights * max(read * passes / (READ * bandwidth * 1e9), busy)
+    launches = 2700 if before and rows > 16 else LAUNCHES + 3 * LAYERS * (passes - 1)
+    return rows / (total + launches * launch * 1e-6)
+
+
+def tables():
+    lines = ["| " + " | ".join(["", *(f"{model}, before / now" for model in MODELS)]) + " |", "|---" * (len(MODELS) + 1) + "|"]
+    for gpu in GPUS:
+        cells = []
+        for model in MODELS:
+            shares = [f"{floor(model, gpu) / seconds(model, gpu, before):.0%}".replace("%", " %") for before in (True, False)]
+            cells.append(f"{shares[0]} / {shares[1]}, {1 / seconds(model, gpu, False):.0f} t/s")
+        lines.append(f"| {gpu[0]} | {' | '.join(cells)} |")
+    lines += ["", "| | 8 rows, before / now | 16 rows, before / now | 32 rows, before / now | 32 rows beside 16, now |", "|---|---|---|---|---|"]
+    # Without matrix units, wgpu multiplies more than 16 rows with a program that these formulas do not describe.
+    for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
+        is_known = lambda rows: gpu[1] == "navi31" or rows > 16
+        cells = [f"{batch(gpu, rows, True):,.0f} / " * is_known(rows) + f"{batch(gpu, rows, False):,.0f}" for rows in (8, 16, 32)]
+        lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the page")
+    if not parser.parse_args().check:
+        print(tables())
+    elif tables() not in PAGE.read_text():
+        sys.exit(f"{PAGE} has other tables; write those of {__file__} there")
+
+
+main()
