@@ -30,7 +30,9 @@ READ, ISSUED = 0.92, 0.85
 # Of the instructions outside the main loop, those that most lanes execute: the others add up the sums of a workgroup.
 OUTSIDE = 0.4
 
-LAYERS, CONTEXT, KV_BYTES = 32, 1024, 0.134e9
+LAYERS, CONTEXT = 32, 1024
+# Keys and values: 8 heads of 128 numbers in float16.
+KV_BYTES = LAYERS * CONTEXT * 2 * 8 * 128 * 2
 # Rows and columns of the products of a layer, and whether x is normed; then the head.
 PRODUCTS = [(6144, 4096, True), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)]
 HEAD = (128256, 4096, True)
@@ -64,7 +66,7 @@ FIGURES = figures()
 def instructions(target, format, normed, turns):
     """Those of a lane for a weight, if it takes so many turns of the loop, with four rows of the weight each."""
     if format == "f16":
-        # Rows of 4 numbers in each turn of the shader's loop.
+        # 63 for 16 weights in the shader's loop (`linear-f16-0-0-0-0`). Reading them takes longer on all of these GPUs.
         return 4.0
     if target == "navi31":
         figure = FIGURES[target, f"linear_packed-f16-{NUMBERS[format]}-0-5-{int(normed)}"]
@@ -165,7 +167,7 @@ def main():
     if not parser.parse_args().check:
         print(tables())
     elif tables() not in PAGE.read_text():
-        sys.exit(f"{PAGE} has other tables; write those of {__file__} there")
+        sys.exit(f"{PAGE} has other tables than `python3 tools/gpu/predict.py` prints; write these there")
 
 
 main()
