@@ -381,6 +381,14 @@ impl Held {
     }
 }
 
+impl Drop for Held {
+    /// Releases the lock. A program that another thread is starting has a copy of the open file for a moment,
+    /// and to close this one would not release it.
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
+    }
+}
+
 /// Checks that a file can be written to `path`, before the work whose result it is to hold.
 ///
 /// # Errors
