@@ -3,7 +3,8 @@
     python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
 
 No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc`, `nvidia-cuda-runtime` and
-`nvidia-cuda-nvdisasm`. `instructions` are those of machine code; `loop` has those of the block with the most multiply-adds, and `multiplies` the latter.
+`nvidia-cuda-nvdisasm`, and `nvidia-cuda-crt` for matrices. `instructions` are those of machine code; `loop` has those of the block with the most multiply-adds, and `multiplies` the latter;
+if it multiplies matrices, of the loop around it.
 """
 
 import collections
@@ -63,18 +64,27 @@ def counted(code):
         file.write(code)
         file.flush()
         listing = subprocess.run([disassembler(), "-c", file.name], check=True, stdout=subprocess.PIPE, text=True).stdout
-    blocks = [[]]
+    blocks, labels, jumps = [[]], {}, []
     for line in listing.splitlines():
-        if re.match(r"\s*\.L_", line):
+        if label := re.match(r"\s*(\.L_\w+):", line):
             blocks.append([])
+            labels[label[1]] = len(blocks) - 1
         if (found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", line)) and found[1] != "NOP":
             blocks[-1].append(found[1])
+            if target := re.search(r"\bBRA\b.*\((\.L_\w+)\)", line):
+                jumps.append((labels.get(target[1]), len(blocks) - 1))
             if found[1] in ("BRA", "EXIT"):
                 blocks.append([])
     weights = {"FFMA": 1, "HFMA2": 1, "HMMA": 128}
     multiplies = lambda block: sum(weights.get(instruction, 0) for instruction in block)
-    block = max(blocks, key=multiplies)
-    loop = {"loop": len(block), "multiplies": multiplies(block)} if multiplies(block) else {}
+    best = max(range(len(blocks)), key=lambda number: multiplies(blocks[number]))
+    loop = blocks[best]
+    # Barriers of a warp divide loops into blocks.
+    around = [(last - first, first, last) for first, last in jumps if first is not None and first <= best <= last]
+    if "HMMA" in loop and around:
+        _, first, last = min(around)
+        loop = [instruction for block in blocks[first : last + 1] for instruction in block]
+    loop = {"loop": len(loop), "multiplies": multiplies(loop)} if multiplies(loop) else {}
     return {"instructions": sum(map(len, blocks))} | loop
 
 

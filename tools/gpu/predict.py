@@ -18,9 +18,9 @@ PAGE = HERE.parent.parent / "docs/measurements/gpu-predictions.md"
 # Name, target of the instructions, GB/s, 10^12 instructions of a lane a second, 10^12 multiply-adds a second of matrix units that Kiln uses for few rows, µs a
 # launch. Instructions of Apple and Intel are those of RDNA 3, for want of their compilers.
 GPUS = [
-    ("RTX 4090, CUDA", "sm_89", 1008, 41.3, None, 2.2),
+    ("RTX 4090, CUDA", "sm_89", 1008, 41.3, 82.6, 2.2),
     ("RTX 4090, Vulkan", "sm_89", 1008, 41.3, 82.6, 3.5),
-    ("H100, CUDA", "sm_90a", 3350, 29.6, None, 3.8),
+    ("H100, CUDA", "sm_90a", 3350, 29.6, 300, 3.8),
     ("RX 7900 XTX", "navi31", 960, 15.3, 61.4, 5.0),
     ("M3 Max", "navi31", 400, 7.1, 7.1, 4.2),
     ("Arc B580", "navi31", 456, 7.3, None, 8.0),
@@ -48,9 +48,10 @@ LAUNCHES_BEFORE = {"Q4_K_M": 317}
 BEFORE_EIGHT = 15.7 / 8
 BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89": {"q4_0": 4.9, "q8_0": 5.3, "q4_k": 5.9, "q6_k": 7.5}}
 
-# Of `linear_tiles_packed` for 17 to 64 rows, for each weight of Q4_0 and 32 rows: instructions of a lane, counted by hand in RADV's listing (214 of 128
-# lanes, for 64 x 64 weights), and multiply-adds.
-FEW_STEP = 214 * 128 / (64 * 64), 32
+# Of the shader `linear_tiles_packed` for 17 to 64 rows, for each weight of Q4_0 and 32 rows: instructions of a lane, counted by hand in RADV's listing (214 of
+# 128 lanes, for 64 x 64 weights), and multiply-adds.
+FEW_STEP = 214 * 128 / (64 * 64)
+FEW_ROWS = 32
 
 
 def figures():
@@ -118,9 +119,18 @@ def seconds(model, gpu, before):
     return total + launches * launch * 1e-6
 
 
+def few_step(name, target, outputs):
+    """Instructions of a lane for a weight of Q4_0 and 32 rows."""
+    if not name.endswith("CUDA"):
+        return FEW_STEP
+    # `Tile::new` in crates/kiln-kernels/src/linear/tiles/cube.rs. A lane unpacks a run, or two, in a turn of the loop.
+    tile = 32 if -(-outputs // 64) < 128 else 64
+    return FIGURES[target, f"linear_tiles_packed-e-f16-q4_0-{tile}"]["loop"] / tile
+
+
 def batch(gpu, rows, before):
     """Tokens a second of all rows in Q4_0."""
-    _, target, bandwidth, issue, units, launch = gpu
+    name, target, bandwidth, issue, units, launch = gpu
     few = units and rows > 16 and not before
     each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else FIGURES[target, "linear_packed-e-f16-n-4-q4_0-8"]["loop"] / 512
     if before:
@@ -130,9 +140,9 @@ def batch(gpu, rows, before):
         weights, read = outputs * columns, BITS[format] / 8
         passes = 1 if few or rows <= 16 else 2
         if few:
-            slots = FEW_STEP[0] / (ISSUED * issue * 1e12)
+            slots = few_step(name, target, outputs) / (ISSUED * issue * 1e12)
             # On AMD's and Apple's GPUs, matrices are multiplied by the lanes that compute the rest.
-            multiplied = FEW_STEP[1] / (units * 1e12)
+            multiplied = FEW_ROWS / (units * 1e12)
             busy = max(slots, multiplied) if target.startswith("sm") else slots + multiplied
         elif before and rows > 16:
             # All weights were unpacked to memory. Multiplying took less than that.

@@ -7,7 +7,7 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 # Of kernels and of the libraries. Overflow of integers wraps, types alias, and a product and a sum round once, as with NVRTC.
 flags="-std=c++20 -O2 -march=x86-64-v3 -ffp-contract=fast -fno-strict-aliasing -fwrapv -fPIC -fno-plt"
-version=$(cat build.sh include/* compile.cpp | sha256sum | cut -c1-16)
+version=$(cat build.sh include/*.h include/crt/*.h compile.cpp | sha256sum | cut -c1-16)
 [ "$(cat "$out/version" 2>/dev/null)" = "$version $(cat ./*.cpp ./*.h | sha256sum)" ] && exit 0
 
 rm -rf "$out/include"

@@ -134,7 +134,8 @@ API cuDeviceGet(int* device, int ordinal) {
 }
 API cuDeviceGetName(char* name, int length, int device) {
     // At 7.5, "GTX" says that there are no tensor cores.
-    snprintf(name, size_t(length), "softcuda software device %d%s", device, capability() >= 75 ? " (GTX)" : "");
+    bool has_them = getenv("SOFTCUDA_TENSOR_CORES");
+    snprintf(name, size_t(length), "softcuda software device %d%s", device, capability() >= 75 && !has_them ? " (GTX)" : "");
     return SUCCESS;
 }
 API cuDeviceGetAttribute(int* value, int attribute, int) {

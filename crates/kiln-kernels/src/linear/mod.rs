@@ -3,8 +3,8 @@
 //! Decoding multiplies each weight by a handful of vectors per token, so it takes as long as reading the
 //! weights. The native code reads each weight once, on all threads. Both factors are stored along the sum, so
 //! it rearranges neither; a general product spends most of its time on that if there are few rows. The GPU
-//! kernels for few rows work the same way. Prefill has many rows: matrix units multiply them, if wgpu offers
-//! them (`tiles.rs`), or other lanes do (`many.rs`).
+//! kernels for few rows work the same way. Batches and prefill have many rows: matrix units multiply them, if
+//! the device offers them (`tiles`), or other lanes do (`many.rs`).
 
 pub(crate) mod activate;
 pub(crate) mod activation;
@@ -23,7 +23,6 @@ pub(crate) mod packed;
 pub(crate) mod packed_lines;
 #[cfg(feature = "cube")]
 pub(crate) mod packed_reader;
-#[cfg(feature = "wgpu")]
 mod tiles;
 pub(crate) mod unpack;
 #[cfg(feature = "cube")]
@@ -126,7 +125,7 @@ impl Kernel for Linear {
         }
         let device = self.x.device();
         match &self.weight {
-            _ if tiles::takes(self.x.dtype(), &device) => tiles::launch(self),
+            _ if tiles::wgsl::takes(self.x.dtype(), &device) => tiles::wgsl::launch(self),
             _ if many::is_faster(&device) => many::launch(self),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
@@ -138,8 +137,14 @@ impl Kernel for Linear {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
+        if self.is_for_few_rows() {
+            return Ok(around::cube::launch(self.into()));
+        }
+        #[cfg(feature = "cuda")]
+        if tiles::cube::takes(&self) {
+            return tiles::cube::launch(self);
+        }
         match &self.weight {
-            _ if self.is_for_few_rows() => Ok(around::cube::launch(self.into())),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
                 Ok(self.in_two_passes(|part| around::cube::launch(part.into())))
@@ -166,7 +171,14 @@ impl Checked for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[around::SHADER, around::PACKED, tiles::SHADER, tiles::PACKED, many::SHADER, many::PACKED];
+        return &[
+            around::SHADER,
+            around::PACKED,
+            tiles::wgsl::SHADER,
+            tiles::wgsl::PACKED,
+            many::SHADER,
+            many::PACKED,
+        ];
         #[cfg(not(feature = "wgpu"))]
         &[around::SHADER, around::PACKED]
     }
@@ -306,6 +318,9 @@ impl Checked for Linear {
         let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
         let large = [[2, 520, 64], [2, 520, 96]];
         cases.extend(large.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 1930)));
+        // Tiles for many rows of the weight, on CUDA.
+        let few = [[1, 33, 64], [1, 17, 96]];
+        cases.extend(few.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 8170)));
         cases
     }
 }
@@ -319,7 +334,7 @@ fn work_of(rows: usize, input: usize, output: usize) -> u64 {
 /// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
 fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
-    path == Implementation::Wgsl && (tiles::takes(dtype, device) || many::is_faster(device))
+    path == Implementation::Wgsl && (tiles::wgsl::takes(dtype, device) || many::is_faster(device))
 }
 
 #[cfg(not(feature = "wgpu"))]

@@ -1,14 +1,12 @@
-//! Products of many rows with a GPU's matrix units: float16 factors, float32 sums. Packed weights are
-//! unpacked in workgroup memory.
+//! The shader: float16 factors, float32 sums.
 
 use burn::{
     backend::Cube,
     tensor::{DType, Device, Tensor},
 };
 
-use super::{Linear, are_of_one_type};
 use crate::{
-    linear::{matrix::Matrix, packed_lines},
+    linear::{Linear, are_of_one_type, matrix::Matrix, packed_lines},
     runtime::{
         device::info::MatrixUnits,
         kernel::{INVARIANT_UP_TO, Kernel},
@@ -102,30 +100,30 @@ const EIGHTS: Lines =
 
 const BINDINGS: &[Binding] = &[reads("x"), reads("w"), reads("bias"), reads("residual"), writes("y")];
 
-pub(super) const SHADER: Shader = Shader {
+pub(in crate::linear) const SHADER: Shader = Shader {
     name: "linear_tiles",
     bindings: BINDINGS,
     text: concat!(
-        include_str!("../../../../shaders/linear_tiles.wgsl"),
-        include_str!("../../../../shaders/matrix_dense.wgsl")
+        include_str!("../../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../../shaders/matrix_dense.wgsl")
     ),
     options: &[EIGHTS, LINES],
 };
 
-pub(super) const PACKED: Shader = Shader {
+pub(in crate::linear) const PACKED: Shader = Shader {
     name: "linear_tiles_packed",
     bindings: BINDINGS,
     text: concat!(
-        include_str!("../../../../shaders/linear_tiles.wgsl"),
-        include_str!("../../../../shaders/matrix_packed.wgsl"),
-        include_str!("../../../../shaders/weights_packed.wgsl"),
-        include_str!("../../../../shaders/halves.wgsl")
+        include_str!("../../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../../shaders/matrix_packed.wgsl"),
+        include_str!("../../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../../shaders/halves.wgsl")
     ),
     options: &[packed_lines::FORMATS, EIGHTS, LINES],
 };
 
 /// Whether a device takes more than a few rows of type `dtype`.
-pub(super) fn takes(dtype: DType, device: &Device) -> bool {
+pub(in crate::linear) fn takes(dtype: DType, device: &Device) -> bool {
     units_for(Linear::NAME, dtype, device).is_some()
 }
 
@@ -153,7 +151,7 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
 /// # Errors
 /// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
-pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
+pub(in crate::linear) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let ([batch, tokens, input], output) = (linear.x.dims(), linear.weight.rows());
     let (rows, device) = (batch * tokens, linear.x.device());
     let units = match units_for(Linear::NAME, linear.x.dtype(), &device) {

@@ -1,0 +1,3 @@
+// As in the toolkit, whose NVRTC wants both files.
+#pragma once
+#include "crt/mma.h"
