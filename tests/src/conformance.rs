@@ -3,7 +3,7 @@
 use kiln::{Offload, Plan, device::DeviceName, expert::kernels::Choice};
 use kiln_testkit::conformance::{Line, Outcome, Setup, Summary};
 
-use crate::support::{fixtures, run_cases};
+use crate::support::{cases_are, fixtures, run_cases, some};
 
 fn run(version: &str, filter: &str, setup: &Setup) -> (Vec<Line>, Summary) {
     run_wanted(version, &mut |name| name.contains(filter), setup)
@@ -178,7 +178,7 @@ fn required(version: &str) -> Option<Vec<&'static str>> {
 /// With `KILN_TEST_CASES=some`, only the required cases run, and every fourth of folders that require all.
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
-    let some = std::env::var("KILN_TEST_CASES").is_ok_and(|cases| cases == "some");
+    let some = cases_are("some");
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup::on(device);
         for version in VERSIONS {
@@ -260,7 +260,7 @@ fn cases_pass_with_other_choices_of_kernels() {
 #[test]
 fn cases_pass_with_experts_in_host_memory() {
     for (name, device) in kiln_testkit::devices::opened() {
-        for resident in [0, 1, 100] {
+        for resident in some([0, 1, 100]) {
             let setup = Setup { resident_experts: Some(resident), ..Setup::on(device) };
             let (lines, summary) = run("5.23.0-experts", "", &setup);
             assert_eq!((summary.passed, summary.failed), (lines.len(), 0), "{resident} on {name}");

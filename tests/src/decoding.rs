@@ -9,7 +9,7 @@ use kiln::{
     },
 };
 
-use crate::support::{alone_with, is_alone, recorded};
+use crate::support::{alone_with, is_alone, recorded, some};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -67,7 +67,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
             ("jamba", &["static", "dynamic"]),
         ] {
             let model = recorded(name, opened);
-            for cache in caches {
+            for cache in some(caches) {
                 for (prompts, sample) in [(&one, true), (&padded, false)] {
                     let wanted = wanted(70, sample);
                     let what =
@@ -138,7 +138,7 @@ fn every_strategy_gives_the_same_tokens_with_captured_steps() {
         for name in ["llama", "mistral"] {
             let model = recorded(name, opened);
             let needs = model.causal().needs();
-            for cache in cache_samples() {
+            for cache in some(cache_samples()) {
                 let plan = Plan::named(&cache).unwrap();
                 if plan.check(&needs).is_err() || !plan.remembers(&needs) || tested.contains(&cache) {
                     continue;

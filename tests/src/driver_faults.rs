@@ -57,6 +57,13 @@ fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
         "driver_faults::a_child_process_loads_a_model_with_a_planted_fault",
         "--nocapture",
     ]);
+    // Mesa's compiled shaders are no part of what is tested. Compiling them takes a minute.
+    if let Some(shaders) = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+    {
+        child.env("MESA_SHADER_CACHE_DIR", shaders);
+    }
     child.env("XDG_CACHE_HOME", home).env("HOME", home).env("KILN_TEST_DEVICES", "wgpu");
     child.env(FAULT, fault).env(MODEL, model).env(LEFT_OUT, left_out);
     child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

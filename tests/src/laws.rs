@@ -11,7 +11,7 @@ use kiln::{
 };
 use kiln_testkit::laws::{self, Subject};
 
-use crate::support::{Llama, assert_close, batch, float32, forward, llama_with, recorded};
+use crate::support::{Llama, assert_close, batch, float32, forward, llama_with, recorded, some};
 
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
@@ -22,6 +22,12 @@ fn caches() -> impl Iterator<Item = String> {
     kiln::expert::cache_samples().filter(|text| {
         !["compat=4.47", "fp8", "residual=8,rotate=on"].iter().any(|other| text.contains(other))
     })
+}
+
+/// Returns the [`caches`] on the CPU, and on other devices some of them where tests are to be short.
+fn caches_on(device: &str) -> impl Iterator<Item = String> {
+    let (all, others) = if device == "cpu" { (Some(caches()), None) } else { (None, Some(some(caches()))) };
+    all.into_iter().flatten().chain(others.into_iter().flatten())
 }
 
 /// Recorded models: one with attention, and one without.
@@ -71,7 +77,7 @@ pub(crate) fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, 
 #[test]
 fn attention_layers_obey_the_laws() {
     for (device, opened) in devices() {
-        for text in caches() {
+        for text in caches_on(device) {
             for window in WINDOWS {
                 // The slot of a token does not depend on the device; the way it is stored does.
                 if device == "cpu" || [None, Some(5)].contains(&window) {
@@ -85,7 +91,7 @@ fn attention_layers_obey_the_laws() {
 #[test]
 fn keys_and_values_of_different_shapes_obey_the_laws() {
     for (device, opened) in devices() {
-        for text in caches() {
+        for text in caches_on(device) {
             for need in uneven_needs(device) {
                 obey_the_laws(device, opened, &text, &need);
             }

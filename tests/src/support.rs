@@ -226,3 +226,14 @@ pub(crate) fn run_cases(
     let folder = Arc::new(FolderSource::new(folder));
     read_back::block_on(conformance::run(folder, wanted, setup, &mut report)).unwrap()
 }
+
+/// Whether `KILN_TEST_CASES` has this value: `some` shortens long tests, `many-rows` leaves out the cases of
+/// kernels with few rows.
+pub(crate) fn cases_are(value: &str) -> bool {
+    std::env::var("KILN_TEST_CASES").is_ok_and(|cases| cases == value)
+}
+
+/// All items, or every second of them where long tests are to be shorter.
+pub(crate) fn some<T>(items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    items.into_iter().step_by(if cases_are("some") { 2 } else { 1 })
+}

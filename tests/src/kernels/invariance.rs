@@ -24,6 +24,7 @@ fn results_of_kernels_do_not_depend_on_other_rows_and_tokens() {
                 // Other types change loads and stores, not sums.
                 let every = match (dtype, choice) {
                     (DType::F32, Choice::Wgsl) => 1,
+                    (DType::F32, Choice::Cube) if name == "wgpu" => 16,
                     (DType::F32, _) => 2,
                     _ => 8,
                 };

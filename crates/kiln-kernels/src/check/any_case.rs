@@ -22,6 +22,9 @@ use crate::{
 /// Runs a kernel, and starts reading its results.
 type Run = Box<dyn Fn(&Kernels, DType) -> Vec<ReadBack>>;
 
+/// Measures a kernel's work.
+type Work = Box<dyn Fn(&Kernels) -> u64>;
+
 /// Runs a kernel whole and in parts, and reports how the results differ.
 type Invariance = Box<dyn Fn(&Kernels, DType) -> Pin<Box<dyn Future<Output = Result<Option<String>>>>>>;
 
@@ -30,6 +33,7 @@ pub struct AnyCase {
     kernel: &'static str,
     name: String,
     run: Run,
+    work: Work,
     invariance: Invariance,
     lacks: Lacks,
     tolerance: Tolerance,
@@ -42,7 +46,9 @@ impl AnyCase {
         Case { name, inputs, lacks, tolerance, is_probed, format }: Case<K>,
     ) -> Self {
         let inputs = Rc::new(inputs);
-        let again = Rc::clone(&inputs);
+        let (again, sized) = (Rc::clone(&inputs), Rc::clone(&inputs));
+        let work =
+            Box::new(move |kernels: &Kernels| sized(&mut Numbers::new(kernels.device(), DType::F32)).work());
         let run = move |kernels: &Kernels, dtype| {
             let inputs = inputs(&mut Numbers::new(kernels.device(), dtype));
             kernels.run(inputs).read()
@@ -53,7 +59,7 @@ impl AnyCase {
             Box::pin(async move { violation(inputs, &kernels).await })
         });
         let run = Box::new(run);
-        Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed, format }
+        Self { kernel: K::NAME, name, run, work, invariance, lacks, tolerance, is_probed, format }
     }
 
     /// Whether quick self-tests always run this case, whichever others they leave out.
@@ -64,6 +70,11 @@ impl AnyCase {
     /// The format of the packed weights, if the case has any.
     pub fn format(&self) -> Option<Format> {
         self.format
+    }
+
+    /// Whether the case is of many rows, which programs of their own compute on some devices.
+    pub fn has_many_rows(&self, kernels: &Kernels) -> bool {
+        (self.work)(kernels) > 0
     }
 
     /// Runs the case on the device of `kernels`, for inputs of type `dtype`, and returns the results.
