@@ -58,7 +58,9 @@ fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
         "--nocapture",
     ]);
     // Mesa's compiled shaders are no part of what is tested. Compiling them takes a minute.
-    if let Some(shaders) = std::env::var_os("XDG_CACHE_HOME")
+    if let Some(shaders) = ["MESA_SHADER_CACHE_DIR", "XDG_CACHE_HOME"]
+        .iter()
+        .find_map(std::env::var_os)
         .map(PathBuf::from)
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
     {

@@ -156,7 +156,7 @@ def page(figures, drivers):
         "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
         "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
         "permutation's widest loads, in bytes. `figures.csv` has the instructions of main loops, too: those",
-        "of the block with the most multiply-adds.", "",
+        "of the block with the most multiply-adds, or on tensor cores, of the loop around it.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}

@@ -3,8 +3,8 @@
     python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
 
 No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc`, `nvidia-cuda-runtime` and
-`nvidia-cuda-nvdisasm`, and `nvidia-cuda-crt` for matrices. `instructions` are those of machine code; `loop` has those of the block with the most multiply-adds, and `multiplies` the latter;
-if it multiplies matrices, of the loop around it.
+`nvidia-cuda-nvdisasm`, and `nvidia-cuda-crt` for matrices. `instructions` are those of machine code; `loop` has those of the block with the most multiply-adds, or
+of the loop around it if it multiplies matrices; `multiplies` has the multiply-adds of the same.
 """
 
 import collections
@@ -20,13 +20,14 @@ import tempfile
 WARP = 32
 REGISTERS, REGISTER_UNIT = 65536, 256  # of a multiprocessor, and as they are given to a warp
 WARPS = {"75": 32, "86": 48, "89": 48, "120": 48}  # of a multiprocessor; 64 elsewhere
+SHARED = {"75": 64, "80": 164, "90": 228}  # KiB of a multiprocessor; 100 elsewhere. A block takes 1 KiB more than it asks for.
 
 
 def toolkit():
     for folder in site.getsitepackages():
         if found := glob.glob(f"{folder}/nvidia/cu13/lib/libnvrtc.so.*"):
             return ctypes.CDLL(found[0]), f"{folder}/nvidia/cu13/include"
-    sys.exit("there is no NVRTC; pip install nvidia-cuda-nvrtc nvidia-cuda-runtime")
+    sys.exit("there is no NVRTC; pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt")
 
 
 def compiled(nvrtc, include, source, architecture):
@@ -98,17 +99,32 @@ def widest_load(ptx):
     return max(found, default=0)
 
 
-def figures(ptx, log, architecture):
+def shared(source):
+    """Bytes that a kernel asks for when it is launched: the end of the last of its arrays there."""
+    names = re.findall(r"extern __shared__ \S+ char (\w+)\[\]", source)
+    arrays = [array for name in names for array in re.findall(rf"reinterpret_cast<array<(\w+), (\d+)> \*>\(&{name}\[(\d+)\]\)", source)]
+
+    def size(element):
+        scalar, many = re.fullmatch(r"(\w+?)(?:_(\d+))?", element.removesuffix("_t")).groups()
+        bits = {"float": 32, "__half": 16, "__nv_bfloat16": 16, "double": 64, "bool": 8} | {f"{sign}int{n}": n for sign in ("", "u") for n in (8, 16, 32, 64)}
+        return bits[scalar.removesuffix("_t")] // 8 * int(many or 1)
+
+    return max((int(offset) + int(count) * size(element) for element, count, offset in arrays), default=0)
+
+
+def figures(source, ptx, log, architecture):
     figure = lambda pattern: int(m[1]) if (m := re.search(pattern, log)) else 0
     registers = figure(r"Used (\d+) registers")
     warps = -(-int(m[1]) // WARP) if (m := re.search(r"\.maxntid (\d+)", ptx)) else 1
     fitting = REGISTERS // (-(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT) if registers else 64
-    fitting = min(fitting, WARPS.get(architecture.removeprefix("sm_").rstrip("a"), 64))
+    number = architecture.removeprefix("sm_").rstrip("a")
+    asked = figure(r"(\d+) bytes smem") + shared(source)
+    blocks = min(min(fitting, WARPS.get(number, 64)) // warps, SHARED.get(number, 100) * 1024 // (asked + 1024))
     return {
         "registers": registers,
         "spilled": figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
-        "shared": figure(r"(\d+) bytes smem"),
-        "occupancy": fitting // warps,
+        "shared": asked,
+        "occupancy": blocks,
         "load": widest_load(ptx),
     }
 
@@ -120,8 +136,9 @@ def main():
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     print(json.dumps({"driver": f"NVRTC {major.value}.{minor.value}"}), flush=True)
     for file in files:
-        ptx, code, log = compiled(nvrtc, include, open(file).read(), architecture)
-        print(json.dumps(figures(ptx, log, architecture) | counted(code) if ptx else {"error": log}), flush=True)
+        source = open(file).read()
+        ptx, code, log = compiled(nvrtc, include, source, architecture)
+        print(json.dumps(figures(source, ptx, log, architecture) | counted(code) if ptx else {"error": log}), flush=True)
 
 
 main()

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <dlfcn.h>
 #include <map>
+#include <string.h>
 #include <string>
 #include <unistd.h>
 
@@ -134,7 +135,7 @@ API cuDeviceGet(int* device, int ordinal) {
 }
 API cuDeviceGetName(char* name, int length, int device) {
     // At 7.5, "GTX" says that there are no tensor cores.
-    bool has_them = getenv("SOFTCUDA_TENSOR_CORES");
+    bool has_them = strcmp(setting("SOFTCUDA_TENSOR_CORES", "0"), "0") != 0;
     snprintf(name, size_t(length), "softcuda software device %d%s", device, capability() >= 75 && !has_them ? " (GTX)" : "");
     return SUCCESS;
 }
