@@ -65,9 +65,9 @@ use crate::{
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
 /// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]), and twice as many in two
-/// passes where weights are packed and would have to be unpacked. For more, wgpu has one
-/// that uses matrix units, for float16 where there are any, and one for other GPUs. On CUDA, the product is
-/// that of cubek, in the reference.
+/// passes where weights are packed and would have to be unpacked. For more, wgpu has one that uses matrix
+/// units, for float16 where there are any, and one for other GPUs. CUDA has one for up to 64 rows and packed
+/// weights, which uses tensor cores. Other products are cubek's there, in the reference.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Most rows that are faster so than with a weight that is unpacked to memory.
+/// With more rows, the weight is unpacked to memory. No GPU was there to measure it.
 const MOST_ROWS: usize = 64;
 
 /// Rows and columns of a matrix.
