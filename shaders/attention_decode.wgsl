@@ -1,6 +1,6 @@
 // y = softmax(scale * q k) v for a few queries. The queries of heads that share keys are rows. A workgroup
 // takes 4 or 8 of them over a part of the keys that they see, 256 keys at a time. With attention.wgsl,
-// attention_dense.wgsl and attention_few.wgsl.
+// attention_dense.wgsl, attention_few.wgsl, and one of attention_stored.wgsl and attention_append.wgsl.
 
 alias elem = f32;
 // The number of elements that are read at once: four, if the layout of keys and values allows it.
@@ -18,6 +18,9 @@ struct Info {
     // Both are [batch, kv_heads, slots, head_dim].
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
+    // Those of the keys and values that are appended: [batch, kv_heads, 1, head_dim].
+    new_key_strides: vec4<u32>,
+    new_value_strides: vec4<u32>,
     kv_heads: u32,
     // Number of query heads per KV head.
     group: u32,
@@ -56,7 +59,6 @@ struct Info {
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
-@group(0) @binding(6) var<uniform> info: Info;
 
 const ROOM = 256u;
 
@@ -102,6 +104,7 @@ fn main(
     let shares = LANES / columns;
     let key_vectors = keys_of(place);
     let value_vectors = values_of(place);
+    append(place, part, lane);
     workgroupBarrier();
 
     for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {

@@ -8,8 +8,10 @@ use std::{
 use kiln::{
     DtypeChoice, Mixture, Model, ModelBuilder, Plan,
     device::{DeviceClass, Opened},
-    expert::{Batch, Logits, ModelCache, kernels::launches_of},
+    expert::{Batch, ConfigFile, Logits, ModelCache, kernels::launches_of},
 };
+
+use serde_json::json;
 
 use crate::support::{Llama, folder, greedy};
 
@@ -22,10 +24,11 @@ fn is_fused(opened: &Opened) -> bool {
     opened.info.class != DeviceClass::Software || std::env::var_os("KILN_SHARE_AS_A_GPU").is_some()
 }
 
-/// Returns the maximum number of launches per token: seven per layer, plus some for the whole model. On a
-/// software GPU, steps are not fused.
-fn most(opened: &Opened, layers: usize) -> usize {
-    if is_fused(opened) { 7 * layers + 16 } else { 11 * layers + 16 }
+/// Returns the maximum number of launches per token: five per layer, one more where workgroups share the
+/// keys, and some for the whole model. On a software GPU, steps are not fused.
+fn most(opened: &Opened, layers: usize, are_shared: bool) -> usize {
+    let each = if is_fused(opened) { 5 } else { 9 };
+    (each + usize::from(are_shared)) * layers + 16
 }
 
 /// A model whose heads begin at multiples of 512 bytes: CUDA copies those that do not.
@@ -64,13 +67,21 @@ fn launches_per_token_stay_within_their_limit() {
             if dtype == DtypeChoice::F16 && !opened.info.f16 {
                 continue;
             }
-            let model =
-                ModelBuilder::random(SIZES.config()).opened(opened.clone()).dtype(dtype).load().unwrap();
-            // Many slots, so that they are split among workgroups, whose results are combined.
-            for (cache, sample) in [("dynamic", false), ("static:len=4096", true)] {
-                let launches = a_token(&model, cache, 16, sample);
+            let load =
+                |config| ModelBuilder::random(config).opened(opened.clone()).dtype(dtype).load().unwrap();
+            let mut windowed = SIZES.config().json().clone();
+            windowed["model_type"] = json!("mistral");
+            windowed["sliding_window"] = json!(64);
+            let (model, windowed) = (load(SIZES.config()), load(ConfigFile::from_json(windowed)));
+            // Many slots, so that they are shared among workgroups, whose results are combined.
+            for (model, cache, sample, are_shared) in [
+                (&model, "dynamic", false, false),
+                (&model, "static:len=4096", true, true),
+                (&windowed, "sliding", false, false),
+            ] {
+                let launches = a_token(model, cache, 16, sample);
                 assert!(launches > 0.0, "{device}: launches are counted");
-                let most = most(opened, LAYERS) as f64;
+                let most = most(opened, LAYERS, are_shared) as f64;
                 assert!(
                     launches <= most,
                     "{device}, {dtype:?}, {cache}: {launches} launches a token, {most} allowed"
@@ -97,7 +108,7 @@ fn packed_weights_take_no_more_launches() {
             // Values are a product of their own, joined with queries and keys if steps are not fused. Rows of
             // embeddings are selected, then unpacked.
             let mixed = if is_fused(opened) { mixed } else { 3 * mixed };
-            let most = (most(opened, sizes.layers) + mixed + 1) as f64;
+            let most = (most(opened, sizes.layers, false) + mixed + 1) as f64;
             assert!(launches <= most, "{device}, {mixture:?}: {launches} launches a token, {most} allowed");
         }
     }

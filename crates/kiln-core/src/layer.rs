@@ -9,7 +9,7 @@ use crate::{
     budget::Claim,
     need::Stream,
     read_back::{self, ReadBack},
-    view::KvView,
+    view::{DenseKv, KvView},
 };
 
 /// Memory of one block, of any kind.
@@ -230,10 +230,20 @@ pub trait KvLayer: CacheLayer {
     /// share a buffer.
     fn slots_for(&self, tokens: usize) -> Option<usize>;
 
-    /// Gives up keys and values, `[rows, heads, slots, width]`, with position `p` in slot `p`, to be
-    /// held in a buffer that rows share; `None` if nothing is stored. Until [`take_back`](Self::take_back),
+    /// Gives up keys and values, `[rows, heads, slots, width]`, to be held in a buffer that rows share, with
+    /// position `p` in slot `p` if there is a number of [`slots_for`](Self::slots_for) them; `None` if
+    /// nothing is stored. Until [`take_back`](Self::take_back),
     /// the layer still answers questions, and [`stored`](Self::stored) counts its tokens.
     fn lend(&mut self) -> Result<Option<Kv>>;
+
+    /// Gives up keys and values if an [`update`](Self::update) with `keys` would only write into slots of
+    /// their single buffer; `None` if not. The caller writes the new ones at `positions`,
+    /// [gives the buffer back](Self::take_back) and has the tokens [counted](Self::stored), before it asks
+    /// the layer for anything else.
+    ///
+    /// # Errors
+    /// Those of [`update`](Self::update).
+    fn lend_to_write(&mut self, keys: &Tensor<4>, positions: &Positions) -> Result<Option<DenseKv>>;
 
     /// Takes back keys and values that were [lent](Self::lend), with as many slots as they come in.
     fn take_back(&mut self, kv: Kv);

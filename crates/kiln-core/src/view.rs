@@ -53,6 +53,19 @@ impl KvView {
 }
 
 impl DenseKv {
+    /// Expands a buffer that rows share to `rows` rows, without a copy.
+    #[must_use]
+    pub fn of_rows(self, rows: usize) -> Self {
+        let of_rows = |tensor: Tensor<4>| {
+            let [_, heads, slots, width] = tensor.dims();
+            tensor.expand([rows, heads, slots, width])
+        };
+        match self.shared {
+            Some(_) => Self { keys: of_rows(self.keys), values: of_rows(self.values), ..self },
+            None => self,
+        }
+    }
+
     /// Largest number of slots of a row.
     pub fn slots(&self) -> usize {
         self.shared.unwrap_or_else(|| self.keys.dims()[2])

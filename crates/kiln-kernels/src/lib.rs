@@ -31,7 +31,9 @@ mod state;
 
 mod check;
 
-pub use attention::{Attention, AttentionShape, packed::AttentionPacked, rotary::Rotary};
+pub use attention::{
+    Attention, AttentionShape, append::AttentionAppend, packed::AttentionPacked, rotary::Rotary,
+};
 pub use cache::{
     float8_unpack::Float8Unpack, kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder,
     kv_unpack::KvUnpack,

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln::expert::{
-    kernels::{Choice, Kernels, KvAppend},
+    kernels::{AttentionAppend, AttentionShape, Choice, Kernels, KvAppend},
     memory::{Positions, RowPosition},
     read_back,
 };
@@ -36,6 +36,48 @@ fn kv_append_writes_in_place_unless_the_buffer_is_shared() {
             }
             assert_eq!(buffers.map(sum), [32.0, 288.0], "{choice} on {name}");
             assert_eq!(appended.map(sum), [48.0, 304.0], "{choice} on {name}");
+        }
+    }
+}
+
+#[test]
+fn attention_writes_in_place_unless_the_buffer_is_shared() {
+    for (name, device) in kiln_testkit::devices() {
+        for (choice, kernels) in choices(&name, &device) {
+            if choice == Choice::Reference {
+                continue;
+            }
+            let token = |heads| Tensor::<4>::ones([1, heads, 1, 8], (&device, DType::F32));
+            let step = |buffers: [Tensor<4>; 2], first| {
+                let positions = Positions::all_at(first, 1, &device);
+                let append = KvAppend { buffers, new: [token(2), token(2) * 2.0], positions, origin: 0 };
+                let shape = AttentionShape {
+                    scale: 1.0,
+                    softcap: None,
+                    window: None,
+                    causal: true,
+                    end: None,
+                    latent: false,
+                };
+                let step =
+                    AttentionAppend { q: token(4), append, start: 0, shared: None, shape, sinks: None };
+                let [_, keys, values] = step.run(&kernels);
+                [keys, values]
+            };
+            let zeros = || Tensor::<4>::zeros([1, 2, 16, 8], (&device, DType::F32));
+            let (buffers, before) = addresses([zeros(), zeros()], &name);
+            let (buffers, after) = addresses(step(buffers, 3), &name);
+            assert_eq!(before, after, "{choice} on {name} copies buffers that are its own");
+            assert_eq!(buffers.clone().map(sum), [16.0, 32.0], "{choice} on {name}");
+            let (appended, copy) = addresses(step(buffers.clone(), 4), &name);
+            for i in 0..2 {
+                assert_ne!(
+                    copy[i], after[i],
+                    "{choice} on {name} writes into a buffer that is held elsewhere"
+                );
+            }
+            assert_eq!(buffers.map(sum), [16.0, 32.0], "{choice} on {name}");
+            assert_eq!(appended.map(sum), [32.0, 64.0], "{choice} on {name}");
         }
     }
 }

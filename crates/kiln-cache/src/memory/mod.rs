@@ -22,8 +22,8 @@ use kiln_core::{
     },
     need::Stream,
     read_back::ReadBack,
-    slot::AnySlot,
-    view::KvView,
+    slot::{AnySlot, Slot},
+    view::{DenseKv, KvView},
 };
 
 pub use self::policy::{KvPolicy, Policy, Progress, TensorTree};
@@ -359,6 +359,19 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
         let kv = slot.get()?.cloned();
         AnySlot::release(slot);
         Ok(kv)
+    }
+
+    fn lend_to_write(&mut self, keys: &Tensor<4>, positions: &Positions) -> Result<Option<DenseKv>> {
+        let [given, _, tokens, _] = keys.dims();
+        if self.host.is_some() || self.rows() != Some(given) {
+            return Ok(None);
+        }
+        self.admits(tokens, positions.is_padded())?;
+        let Some(start) = self.policy.start_in_place(&self.at, &self.tensors, tokens) else {
+            return Ok(None);
+        };
+        let kv = self.policy.buffer(&mut self.tensors).map(Slot::take).transpose()?.flatten();
+        Ok(kv.map(|(keys, values)| DenseKv { keys, values, start, origin: 0, shared: None }))
     }
 
     fn take_back(&mut self, kv: Kv) {

@@ -139,6 +139,17 @@ pub trait KvPolicy: Policy {
         None
     }
 
+    /// Returns the start of the view after [`append`](Self::append) of `n` tokens, if that would only write
+    /// into the single [`buffer`](Self::buffer), with position `p` in slot `p` modulo the number of slots.
+    fn start_in_place(
+        &self,
+        _at: &Progress<Self::Counts>,
+        _tensors: &Self::Tensors,
+        _n: usize,
+    ) -> Option<usize> {
+        None
+    }
+
     /// Called after `n` tokens were stored, by this pass or by a replayed one.
     fn advance(&self, at: &mut Progress<Self::Counts>, _tensors: &Self::Tensors, n: usize) {
         at.seq_len += n;

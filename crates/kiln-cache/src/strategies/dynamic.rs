@@ -163,6 +163,12 @@ impl KvPolicy for DynamicPolicy {
         chain.only_buffer()
     }
 
+    fn start_in_place(&self, at: &Progress<()>, chain: &SharedPrefix, n: usize) -> Option<usize> {
+        let filled = at.seq_len;
+        let stays = chain.is_one_buffer() && chain.next_origin(filled) == chain.origin();
+        (stays && filled > 0 && filled + n <= chain.end()).then_some(0)
+    }
+
     fn gather(&self, at: &Progress<()>, chain: &SharedPrefix) -> Result<Option<Kv>> {
         chain.gather(at.seq_len)
     }

@@ -9,6 +9,7 @@ use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Parents, Positions, Reorders, StepShape},
     need::{AttentionNeed, Stream},
+    slot::Slot,
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -201,6 +202,19 @@ impl KvPolicy for SlidingPolicy {
         let skipped = n.saturating_sub(buffer.slots());
         buffer.write(&self.kernels, narrow(&new, skipped, n - skipped), &positions.behind(skipped))?;
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start, shared: None }))
+    }
+
+    fn buffer<'a>(&self, buffer: &'a mut Buffer) -> Option<&'a mut Slot<Kv>> {
+        Some(buffer.slot())
+    }
+
+    fn start_in_place(&self, at: &Progress<Counts>, buffer: &Buffer, n: usize) -> Option<usize> {
+        let have = buffer.slots();
+        let grows = match at.seq_len <= have {
+            true => self.slots_for(at.seq_len + n, at, buffer) > have,
+            false => have < self.full(at),
+        };
+        (at.seq_len > 0 && self.fits(n, at) && !grows).then_some(self.span(at, n).start)
     }
 
     fn advance(&self, at: &mut Progress<Counts>, buffer: &Buffer, n: usize) {

@@ -146,6 +146,10 @@ impl KvPolicy for StaticPolicy {
         Some(buffer.slot())
     }
 
+    fn start_in_place(&self, at: &Progress<()>, buffer: &Buffer, n: usize) -> Option<usize> {
+        (at.seq_len > 0 && Self::slots_for(self, at.seq_len + n, at, buffer) == buffer.slots()).then_some(0)
+    }
+
     fn gather(&self, at: &Progress<()>, buffer: &Buffer) -> Result<Option<Kv>> {
         buffer.gather(self.span(at, 0))
     }

@@ -9,6 +9,7 @@
 //! Scores, softmax and sums are float32, whatever the type of the queries; the result is rounded to that type
 //! once.
 
+pub(crate) mod append;
 mod cases;
 #[cfg(feature = "cube")]
 mod cube;
@@ -39,7 +40,7 @@ use crate::{
     runtime::{
         kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
         product::product,
-        shader::{Binding, Lines, Shader, reads, writes},
+        shader::{Binding, Lines, Shader, reads, updates, writes},
     },
     testing::{
         case::Case,
@@ -537,6 +538,9 @@ const PACK: Lines =
 const MIXED: Lines =
     || &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
 
+/// How the shader for few queries divides its rows.
+const FOURS: Lines = || &["const FOURS = 1u;", "const FOURS = 2u;"];
+
 /// The tensors of the shaders for dense keys.
 const BINDINGS: &[Binding] =
     &[reads("q"), reads("keys"), reads("values"), reads("positions"), reads("bound"), writes("y")];
@@ -561,8 +565,31 @@ const DECODE: Shader = Shader {
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
+        include_str!("../../../../shaders/attention_stored.wgsl"),
     ),
-    options: &[PACK, MIXED, || &["const FOURS = 1u;", "const FOURS = 2u;"]],
+    options: &[PACK, MIXED, FOURS],
+};
+
+const APPEND: Shader = Shader {
+    name: "attention_append",
+    bindings: &[
+        reads("q"),
+        updates("keys"),
+        updates("values"),
+        reads("positions"),
+        reads("bound"),
+        writes("y"),
+        reads("new_keys"),
+        reads("new_values"),
+    ],
+    text: concat!(
+        include_str!("../../../../shaders/attention_decode.wgsl"),
+        include_str!("../../../../shaders/attention.wgsl"),
+        include_str!("../../../../shaders/attention_dense.wgsl"),
+        include_str!("../../../../shaders/attention_few.wgsl"),
+        include_str!("../../../../shaders/attention_append.wgsl"),
+    ),
+    options: &[PACK, MIXED, FOURS],
 };
 
 const COMBINE: Shader = Shader {

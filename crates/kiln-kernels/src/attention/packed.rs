@@ -342,7 +342,7 @@ fn wgsl(
     let start = recent.start;
     let recent = Buffers::new(recent, &shape).from(packed.end.clone()).seen_at(&positions);
     let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
-    launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
+    launch(q.clone(), recent, None, positions.on_device.clone(), of_recent, written);
 
     let (positions, end) = (in_order(positions.on_device), primitive(packed.end));
     let [keys, key_scales, values, value_scales] =

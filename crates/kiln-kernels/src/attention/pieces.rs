@@ -14,17 +14,16 @@ pub(super) type Piece = [Range<usize>; 2];
 /// piece, so that the parts before they are combined have at most `most` bytes. `compute` gets `None`, or the
 /// piece to compute.
 pub(super) fn in_pieces(
-    [rows, heads, new, head_dim]: [usize; 4],
+    q: [usize; 4],
     kv_heads: usize,
     splits: usize,
     most: usize,
     mut compute: impl FnMut(Option<Piece>) -> Tensor<4>,
 ) -> Tensor<4> {
-    let a_head = if splits > 1 { heads / kv_heads * new * splits * (head_dim + 2) * 4 } else { 0 };
-    let at_once = most.checked_div(a_head).unwrap_or(usize::MAX).max(1);
-    if rows * kv_heads <= at_once {
+    if is_whole(q, kv_heads, splits, most) {
         return compute(None);
     }
+    let (rows, at_once) = (q[0], at_once(q, kv_heads, splits, most));
     let (rows_at_once, heads_at_once) = ((at_once / kv_heads).max(1), at_once.min(kv_heads));
     let cut = |all: usize, at_once: usize| {
         (0..all).step_by(at_once).map(move |first| first..(first + at_once).min(all))
@@ -34,6 +33,17 @@ pub(super) fn in_pieces(
         Tensor::cat(of_heads.collect(), 1)
     });
     Tensor::cat(of_rows.collect(), 0)
+}
+
+/// Whether attention is computed at once.
+pub(super) fn is_whole(q: [usize; 4], kv_heads: usize, splits: usize, most: usize) -> bool {
+    q[0] * kv_heads <= at_once(q, kv_heads, splits, most)
+}
+
+/// Number of key heads, of all rows, that are computed at once.
+fn at_once([_, heads, new, head_dim]: [usize; 4], kv_heads: usize, splits: usize, most: usize) -> usize {
+    let a_head = if splits > 1 { heads / kv_heads * new * splits * (head_dim + 2) * 4 } else { 0 };
+    most.checked_div(a_head).unwrap_or(usize::MAX).max(1)
 }
 
 /// Cuts a tensor to these rows and heads. `each` is its number of heads per key head.

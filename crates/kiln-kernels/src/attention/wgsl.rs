@@ -8,7 +8,7 @@ use burn::{
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{
-    Buffers, COMBINE, DECODE, Limits, PREFILL,
+    APPEND, Buffers, COMBINE, DECODE, Limits, PREFILL,
     sharing::{Rows, Sharing, Written, over_chain},
     tiles,
 };
@@ -24,14 +24,29 @@ pub(super) fn dense(
     sinks: Option<Tensor<1>>,
 ) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
-        launch(q, buffers, positions.clone(), sharing, written);
+        launch(q, buffers, None, positions.clone(), sharing, written);
     };
     over_chain(q, chain, sinks, launch, combine)
+}
+
+/// Attends with one query of each row, after its key and its value were written into the buffers.
+pub(super) fn appending(
+    q: Tensor<4>,
+    buffers: Buffers,
+    new: &[Tensor<4>; 2],
+    positions: Tensor<2, Int>,
+    sinks: Option<Tensor<1>>,
+) -> Tensor<4> {
+    let launch = |q, buffers, sharing, written: Written<'_>| {
+        launch(q, buffers, Some(new), positions.clone(), sharing, written);
+    };
+    over_chain(q, vec![buffers], sinks, launch, combine)
 }
 
 pub(super) fn launch(
     q: CubeTensor,
     buffers: Buffers,
+    new: Option<&[Tensor<4>; 2]>,
     positions: Tensor<2, Int>,
     Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
@@ -48,7 +63,7 @@ pub(super) fn launch(
 
     // Both shaders have these fields.
     macro_rules! info {
-        ($shader:ident $(, $more:ident)?) => {
+        ($shader:ident $(, $more:ident)*) => {
             Vec::from($shader::Info {
                 q_strides: strides(&q),
                 key_strides: strides(&keys),
@@ -71,16 +86,26 @@ pub(super) fn launch(
                 before: written.before as u32,
                 end,
                 batch: batch as u32,
-                $($more,)?
+                $($more,)*
             })
         };
     }
     let split = usize::from(written.is_split);
     let (shader, picks, info) = match rows {
         Rows::Few { fours, chunk } => {
-            let chunk = chunk as i32;
-            let in_fours = [&keys, &values].into_iter().all(comes_in_fours);
-            (&DECODE, [usize::from(!in_fours), split, fours - 1], info!(attention_decode, chunk))
+            let (chunk, new) = (chunk as i32, new.map(|new| new.each_ref().map(|x| primitive(x.clone()))));
+            let [new_key_strides, new_value_strides] = match &new {
+                Some(new) => new.each_ref().map(strides),
+                None => Default::default(),
+            };
+            let info = info!(attention_decode, new_key_strides, new_value_strides, chunk);
+            let in_fours = [&keys, &values].into_iter().chain(new.iter().flatten()).all(comes_in_fours);
+            let picks = [usize::from(!in_fours), split, fours - 1];
+            if let Some([new_keys, new_values]) = new {
+                let tensors = [&q, &keys, &values, &positions, &from, written.to, &new_keys, &new_values];
+                return Launch::new(&APPEND, q.dtype, &q.client).with(&picks).run(workgroups, tensors, info);
+            }
+            (&DECODE, picks, info)
         }
         Rows::Many => match tiles::picks([&q, &keys, &values], split, &device) {
             Some(picks) => (&tiles::SHADER, picks, info!(attention_many)),

@@ -1,7 +1,7 @@
 //! The list of all kernels.
 
 use crate::{
-    attention::{Attention, packed::AttentionPacked, rotary::Rotary},
+    attention::{Attention, append::AttentionAppend, packed::AttentionPacked, rotary::Rotary},
     cache::{
         float8_unpack::Float8Unpack, kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder,
         kv_unpack::KvUnpack,
@@ -27,6 +27,7 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<Gated>(),
     KernelInfo::of::<Activate>(),
     KernelInfo::of::<Attention>(),
+    KernelInfo::of::<AttentionAppend>(),
     KernelInfo::of::<KvPack>(),
     KernelInfo::of::<KvUnpack>(),
     KernelInfo::of::<Float8Unpack>(),

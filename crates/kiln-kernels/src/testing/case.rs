@@ -127,7 +127,7 @@ impl<const D: usize, K: Basic + 'static> Read for Tensor<D, K> {
     }
 }
 
-impl<T: Read> Read for [T; 2] {
+impl<T: Read, const N: usize> Read for [T; N] {
     fn read(self) -> Vec<ReadBack> {
         self.into_iter().flat_map(T::read).collect()
     }

@@ -5,13 +5,14 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor, activation::sigmoid};
 use kiln_core::{
     Error, Result,
-    layer::{KvLayer, Positions},
+    layer::{Kv, KvLayer, Positions},
     model_cache::{BlockKeys, RowPart, SharedRows},
     need::{AttentionNeed, LayerNeed, RotaryPairs, Stream},
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{
-    AttentionPacked, AttentionShape, INVARIANT_UP_TO, Kernels, KvAppend, Rotary, Then, product,
+    AttentionAppend, AttentionPacked, AttentionShape, INVARIANT_UP_TO, Kernels, KvAppend, Rotary, Then,
+    product,
 };
 
 use super::{
@@ -308,13 +309,23 @@ impl Attention {
             }
             let positions = places.positions(std::slice::from_ref(frame));
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
+            let frames = std::slice::from_ref(frame);
+            let is_step = frame.new_tokens() == 1 && !self.config.bidirectional;
+            let lent = if is_step { part.layer.lend_to_write(&keys, &positions)? } else { None };
+            if let Some(lent) = lent {
+                let new = [queries, keys, values];
+                let (own, kv) = self.append(new, lent, (frames, positions), places, kernels);
+                part.layer.take_back(kv);
+                part.layer.stored(1);
+                mixed.push(own);
+                continue;
+            }
             let view = part.layer.update(keys, values, &positions)?;
-            self.keep(std::slice::from_ref(frame), &view, &positions, places);
+            self.keep(frames, &view, &positions, places);
             if self.config.bidirectional {
                 let (positions, shape) = self.see_later(frame, places);
                 mixed.push(attend(queries, view, positions, shape, self.sinks.as_ref(), kernels));
             } else {
-                let frames = std::slice::from_ref(frame);
                 mixed.push(self.attend(queries, view, (frames, positions), places, kernels));
             }
         }
@@ -369,27 +380,52 @@ impl Attention {
             let positions = places.positions(frames);
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own_heads(x));
             let lost = || Error::Execution("a buffer that rows share was lost".to_owned());
-            let held = buffers.take().ok_or_else(lost)?;
-            let append = KvAppend {
-                buffers: held.into(),
-                new: [keys, values],
-                positions: positions.clone(),
-                origin: 0,
-            };
-            let [keys, values] = kernels.run(append);
-            *buffers = Some((keys.clone(), values.clone()));
-            let rows = queries.dims()[0];
-            let of_rows = |tensor: Tensor<4>| {
-                let [_, heads, slots, dim] = tensor.dims();
-                tensor.expand([rows, heads, slots, dim])
-            };
-            let (keys, values) = (of_rows(keys), of_rows(values));
-            let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
-            self.keep(frames, &view, &positions, places);
-            mixed.push(self.attend(queries, view, (frames, positions), places, kernels));
+            let (held_keys, held_values) = buffers.take().ok_or_else(lost)?;
+            let held =
+                DenseKv { keys: held_keys, values: held_values, start: 0, origin: 0, shared: Some(slots) };
+            let new = [queries, keys, values];
+            let (own, kv) = self.append(new, held, (frames, positions), places, kernels);
+            *buffers = Some(kv);
+            mixed.push(own);
             parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
         }
         Ok(mixed)
+    }
+
+    /// Writes new keys and values into buffers, and attends to all that are there.
+    fn append(
+        &self,
+        [q, new_keys, new_values]: [Tensor<4>; 3],
+        held: DenseKv,
+        (frames, positions): (&[Frame], Positions),
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> (Tensor<4>, Kv) {
+        let (rows, DenseKv { keys, values, start, origin, shared }) = (q.dims()[0], held);
+        let append = KvAppend {
+            buffers: [keys, values],
+            new: [new_keys, new_values],
+            positions: positions.clone(),
+            origin,
+        };
+        let view = |kv: &Kv| {
+            let (keys, values) = kv.clone();
+            KvView::Dense(DenseKv { keys, values, start, origin, shared }.of_rows(rows))
+        };
+        if let Reach::Chunk(_) = self.config.reach {
+            let kv = kernels.run(append).into();
+            if self.config.keeps {
+                self.keep(frames, &view(&kv), &positions, places);
+            }
+            return (self.attend(q, view(&kv), (frames, positions), places, kernels), kv);
+        }
+        let (shape, sinks) = (self.shape(), self.sinks.clone());
+        let [mixed, keys, values] = AttentionAppend { q, append, start, shared, shape, sinks }.run(kernels);
+        let kv = (keys, values);
+        if self.config.keeps {
+            self.keep(frames, &view(&kv), &positions, places);
+        }
+        (mixed, kv)
     }
 
     /// Attends with the queries of adjacent frames, at these positions.

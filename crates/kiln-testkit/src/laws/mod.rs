@@ -12,10 +12,10 @@ use kiln::{
     Error,
     expert::{
         ModelCache,
-        kernels::Kernels,
+        kernels::{Kernels, KvAppend},
         memory::{
-            AttentionNeed, CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions,
-            Reorders, Stream,
+            AttentionNeed, CrossLayer, DenseKv, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents,
+            Positions, Reorders, Stream,
         },
     },
 };
@@ -23,7 +23,7 @@ use kiln::{
 pub use rows::rows_conform;
 pub use state::{state_conforms, state_needs};
 
-use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
+use feeding::{feed, floats, in_order, keys, push, tokens_of, update, values_of};
 
 /// The subject of the laws: a builder of layers, and the properties of their strategy.
 pub struct Subject<'a> {
@@ -75,6 +75,7 @@ pub fn conforms(subject: &Subject<'_>) {
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
         what_was_lent_is_the_same(subject);
+        what_is_written_by_others_is_the_same(subject);
         rows_can_be_reordered(subject);
         rows_can_be_reordered_on_the_device(subject);
         a_row_that_is_not_there_is_refused(subject);
@@ -378,6 +379,49 @@ fn what_was_lent_is_the_same(subject: &Subject<'_>) {
     layer.take_back(kv);
     let want = push(subject, &mut *alone, 10..14);
     assert_eq!(push(subject, &mut *layer, 10..14), want, "{subject:?}");
+}
+
+/// Tokens that are written into a lent buffer are those of updates, and snapshots keep what they had.
+fn what_is_written_by_others_is_the_same(subject: &Subject<'_>) {
+    const FIRST: usize = 58;
+    let (mut lending, mut alone) = ((subject.build)(), (subject.build)());
+    for layer in [&mut lending, &mut alone] {
+        push(subject, &mut **layer, 0..FIRST);
+    }
+    let mut copies = Vec::new();
+    // Buffers of 64 slots are full in between.
+    for t in FIRST..FIRST + 9 {
+        let want = push(subject, &mut *alone, t..t + 1);
+        let (new, span) = (keys(subject, t..t + 1), lending.span(1));
+        let positions = |rows| Positions::all_at(span.query(1), rows, subject.device);
+        if lending.rows() == Some(1) {
+            let two_rows = Tensor::cat(vec![new.clone(), new.clone()], 0);
+            assert!(lending.lend_to_write(&two_rows, &positions(2)).unwrap().is_none(), "{subject:?} at {t}");
+        }
+        let got = match lending.lend_to_write(&new, &positions(1)).unwrap() {
+            None => push(subject, &mut *lending, t..t + 1),
+            Some(DenseKv { keys, values, start, origin, shared }) => {
+                let new = [new.clone(), values_of(subject, new)];
+                let append = KvAppend { buffers: [keys, values], new, positions: positions(1), origin };
+                let [keys, values] = subject.kernels.run(append);
+                lending.take_back((keys.clone(), values.clone()));
+                lending.stored(1);
+                let view = KvView::Dense(DenseKv { keys, values, start, origin, shared });
+                let (keys, values) = in_order(subject, view, span);
+                tokens_of(subject, keys, values)
+            }
+        };
+        assert_eq!(got, want, "{subject:?} at {t}");
+        assert_eq!((lending.seq_len(), lending.span(1)), (alone.seq_len(), alone.span(1)), "{subject:?}");
+        if t % 4 == 0 {
+            copies.push((lending.snapshot(), alone.snapshot()));
+        }
+    }
+    for (mut copy, mut want) in copies {
+        let t = copy.seq_len();
+        let want = push(subject, &mut *want, t..t + 1);
+        assert_eq!(push(subject, &mut *copy, t..t + 1), want, "{subject:?}: a snapshot of {t} tokens");
+    }
 }
 
 fn rows_can_be_reordered(subject: &Subject<'_>) {

@@ -7,7 +7,8 @@ use kiln_core::{
 };
 
 use crate::{
-    attention::{Attention, AttentionShape},
+    attention::{Attention, AttentionShape, append::AttentionAppend},
+    cache::kv_append::KvAppend,
     runtime::{choice::Implementation, kernel::INVARIANT_UP_TO},
     testing::{
         case::{Case, LARGEST, Rounding},
@@ -32,6 +33,66 @@ pub(crate) fn cases() -> Vec<Case<Attention>> {
         if given.is_probed() { case.probed() } else { case }
     };
     all().into_iter().map(case).collect()
+}
+
+/// Cases of a token whose key and value are written first.
+pub(crate) fn appending() -> Vec<Case<AttentionAppend>> {
+    let case = |(given, new): (Given, Layout)| {
+        let lacks = move |path, _| {
+            let together = if 2 * given.head_dim <= 256 { 8 } else { 4 };
+            let is_of_gpus = given.width() == given.head_dim && given.group <= together;
+            let is_hidden = |row| given.visible_from(row) > given.first_of(row);
+            path == Implementation::Native || !is_of_gpus || (0..given.batch).any(is_hidden)
+        };
+        let tolerance = move |want: f64, Rounding { ulp, .. }| given.tolerance() + want.abs() * ulp;
+        let case = Case::new((given, new), move |numbers| given.appending(new, numbers));
+        case.without(lacks).within(tolerance)
+    };
+    all_appending().into_iter().map(case).collect()
+}
+
+fn all_appending() -> Vec<(Given, Layout)> {
+    let step = Given { filled: true, ..STEP };
+    let mut cases = Vec::new();
+    for head_dim in [1, 8, 12, 80, 96, 128, 256] {
+        let batch = Given { batch: 3, group: 4, head_dim, pad: Some(3), apart: 7, slots: 100, ..step };
+        cases.extend([(Given { head_dim, ..step }, Plain), (batch, Swapped(1, 2))]);
+    }
+    for group in [1, 4, 7, 8, 9] {
+        cases.push((Given { group, softcap: Some(2.5), kv_heads: 3, ..step }, Swapped(1, 2)));
+    }
+    // The first token, the last slot, a ring that has wrapped, and one that wraps at the new token.
+    cases.extend([0, 63].map(|first| (Given { first, ..step }, Plain)));
+    for origin in [0, 7, 1000, 1001] {
+        let late = Given { first: 1000, start: 960, slots: 50, origin, ..step };
+        cases.extend([(late, Plain), (Given { window: Some(11), head_dim: 12, ..late }, Swapped(1, 2))]);
+    }
+    // Parts of workgroups that share the keys: the new one in the middle, and as the first and the last of a
+    // part.
+    for first in [255, 256, 1023, 1024, 2900] {
+        cases.push((Given { first, slots: 3000, group: 4, ..step }, Swapped(1, 2)));
+    }
+    cases.push((Given { first: 2048, slots: 3000, window: Some(1100), head_dim: 80, ..step }, Plain));
+    // Twice as many rows in a workgroup, also in a ring that has wrapped.
+    let wide = Given { group: 7, first: 2900, slots: 3000, ..step };
+    cases.extend([wide, Given { sinks: true, ..wide }].map(|given| (given, Swapped(1, 2))));
+    cases.push((Given { group: 8, first: 5000, start: 2001, origin: 17, ..wide }, Plain));
+    cases.push((Given { batch: 3, first: 500, apart: 900, slots: 2500, sinks: true, ..step }, Plain));
+    // Rows that share the buffers, and padding that hides the new token of a row.
+    for batch in [3, 16] {
+        cases.push((Given { batch, apart: 19, slots: 400, shared: true, ..step }, Swapped(1, 2)));
+    }
+    cases.push((
+        Given { batch: 3, group: 4, apart: 900, slots: 2100, first: 200, shared: true, ..step },
+        Plain,
+    ));
+    cases.push((Given { batch: 2, pad: Some(41), ..step }, Plain));
+    // Values of another width.
+    cases.push((Given { head_dim: 24, width: Some(16), ..step }, Plain));
+    for layout in [Swapped(1, 2), Swapped(2, 3), Cut(2), Cut(3)] {
+        cases.push((Given { batch: 2, kv: layout, q: Swapped(1, 2), ..step }, Cut(3)));
+    }
+    cases
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +129,8 @@ struct Given {
     ahead: usize,
     /// Whether the rows share the buffers, with `slots` slots each.
     shared: bool,
+    /// Whether slots that no query sees hold numbers, too.
+    filled: bool,
     /// Positions at which the next buffer begins. All buffers except the last have a few extra slots that do
     /// not count.
     cuts: &'static [usize],
@@ -97,6 +160,7 @@ const STEP: Given = Given {
     causal: true,
     ahead: 0,
     shared: false,
+    filled: false,
     cuts: &[],
 };
 
@@ -335,10 +399,10 @@ impl Given {
         (position as i64 - self.origin as i64).rem_euclid(self.slots as i64) as usize
     }
 
-    /// Queries, keys and values. Slots that no query sees are NaN.
+    /// Queries, keys and values. Slots that no query sees are NaN, unless they are filled.
     fn tensors(&self, numbers: &mut Numbers) -> [Tensor<4>; 3] {
         let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
-        let mut used = vec![vec![false; slots]; batch];
+        let mut used = vec![vec![self.filled; slots]; batch];
         for (row, used) in used.iter_mut().enumerate() {
             for position in (0..new).flat_map(|i| self.seen(row, i)) {
                 used[self.slot(position)] = true;
@@ -389,6 +453,25 @@ impl Given {
         });
         let sinks = self.numbers_of_sinks(numbers);
         Attention { q, chain: chain.collect(), positions, shape, sinks }
+    }
+
+    fn appending(&self, new: Layout, numbers: &mut Numbers) -> AttentionAppend {
+        let [q, keys, values] = self.tensors(numbers);
+        let Self { batch, kv_heads, head_dim, start, origin, slots, .. } = *self;
+        let positions = self.positions(numbers.device());
+        // Rows that share buffers were expanded. A sum is a tensor of its own, which is written in place.
+        let buffers = [keys, values].map(|kv| if self.shared { kv.narrow(0, 0, 1) + 0.0 } else { kv });
+        let mut token = |width| numbers.tensor([batch, kv_heads, 1, width], new);
+        let append = KvAppend { buffers, new: [token(head_dim), token(self.width())], positions, origin };
+        let shared = self.shared.then_some(slots);
+        AttentionAppend {
+            q,
+            append,
+            start,
+            shared,
+            shape: self.shape(),
+            sinks: self.numbers_of_sinks(numbers),
+        }
     }
 
     fn numbers_of_sinks(&self, numbers: &mut Numbers) -> Option<Tensor<1>> {

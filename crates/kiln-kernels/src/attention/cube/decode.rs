@@ -29,6 +29,85 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     if CUBE_POS >= info.workgroups {
         terminate!();
     }
+    attend::<E, R, N>(q, keys, values, positions, bound, y, info, fours, split);
+}
+
+/// [`decode`] for one query of each row, whose key and value are written into the buffers first.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn append<E: Float, R: Float, N: Size>(
+    q: &Tensor<E>,
+    keys: &mut Tensor<Vector<E, N>>,
+    values: &mut Tensor<Vector<E, N>>,
+    positions: &Tensor<i32>,
+    bound: &Tensor<i32>,
+    y: &mut Tensor<R>,
+    new_keys: &Tensor<Vector<E, N>>,
+    new_values: &Tensor<Vector<E, N>>,
+    info: &Info,
+    #[comptime] fours: usize,
+    #[comptime] split: bool,
+    #[define(E, R)] _elems: [ElemType; 2],
+) {
+    if CUBE_POS >= info.workgroups {
+        terminate!();
+    }
+    let place = Place::new(CUBE_POS, comptime!(4 * fours), positions, bound, info);
+    let part = place.part(info);
+    // No other workgroup reads them.
+    if part.begin <= place.first && place.first < part.end {
+        let slot = (usize::cast_from(place.first) + info.slots - info.origin) % info.slots;
+        write_newest::<E, N>(keys, new_keys, &place, slot, positions, info);
+        write_newest::<E, N>(values, new_values, &place, slot, positions, info);
+    }
+    sync_storage();
+    attend::<E, R, N>(q, &*keys, &*values, positions, bound, y, info, fours, split);
+}
+
+/// Writes the vector of the newest token into a slot.
+#[cube]
+fn write_newest<E: Float, N: Size>(
+    buffer: &mut Tensor<Vector<E, N>>,
+    new: &Tensor<Vector<E, N>>,
+    place: &Place,
+    slot: usize,
+    positions: &Tensor<i32>,
+    info: &Info,
+) {
+    let width = buffer.vector_size();
+    let to = (first_vector::<E, N>(&*buffer, place, positions, info) + slot * buffer.stride(2)) / width;
+    let from = (place.batch * new.stride(0) + place.kv_head * new.stride(1)) / width;
+    let mut c = UNIT_POS as usize;
+    while c < info.head_dim / width {
+        let at = to + c * buffer.stride(3);
+        buffer[at] = new[from + c * new.stride(3)];
+        c += LANES;
+    }
+}
+
+/// The offset of the vectors of a row's slots for one key head.
+#[cube]
+fn first_vector<E: Float, N: Size>(
+    buffer: &Tensor<Vector<E, N>>,
+    place: &Place,
+    positions: &Tensor<i32>,
+    info: &Info,
+) -> usize {
+    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
+    place.batch * buffer.stride(0) + place.kv_head * buffer.stride(1) + base * buffer.stride(2)
+}
+
+#[cube]
+fn attend<E: Float, R: Float, N: Size>(
+    q: &Tensor<E>,
+    keys: &Tensor<Vector<E, N>>,
+    values: &Tensor<Vector<E, N>>,
+    positions: &Tensor<i32>,
+    bound: &Tensor<i32>,
+    y: &mut Tensor<R>,
+    info: &Info,
+    #[comptime] fours: usize,
+    #[comptime] split: bool,
+) {
     let lane = UNIT_POS as usize;
     let dim = info.head_dim;
     let columns = dim.div_ceil(4);
@@ -98,10 +177,8 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
-    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
-    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
-    let value_vectors =
-        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
+    let key_vectors = first_vector::<E, N>(keys, &place, positions, info);
+    let value_vectors = first_vector::<E, N>(values, &place, positions, info);
     sync_cube();
 
     // A lane takes keys at positions with the same remainder, wherever a part begins.

@@ -214,14 +214,29 @@ pub(super) fn dense(
     sinks: Option<BurnTensor<1>>,
 ) -> BurnTensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
-        launch(q, buffers, positions.clone(), sharing, written);
+        launch(q, buffers, None, positions.clone(), sharing, written);
     };
     over_chain(q, chain, sinks, launch, combine_parts)
+}
+
+/// Attends with one query of each row, after its key and its value were written into the buffers.
+pub(super) fn appending(
+    q: BurnTensor<4>,
+    buffers: Buffers,
+    new: &[BurnTensor<4>; 2],
+    positions: BurnTensor<2, IntKind>,
+    sinks: Option<BurnTensor<1>>,
+) -> BurnTensor<4> {
+    let launch = |q, buffers, sharing, written: Written<'_>| {
+        launch(q, buffers, Some(new), positions.clone(), sharing, written);
+    };
+    over_chain(q, vec![buffers], sinks, launch, combine_parts)
 }
 
 fn launch(
     q: CubeTensor,
     buffers: Buffers,
+    new: Option<&[BurnTensor<4>; 2]>,
     positions: BurnTensor<2, IntKind>,
     Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
@@ -261,10 +276,30 @@ fn launch(
     let address = address_type([&q, &keys, &values, &mixed]);
     let elems = [q.dtype, mixed.dtype].map(dtype_to_storage_type);
     let pack = |fours| if fours { 4 } else { 1 };
-    let buffers = pack([&keys, &values].into_iter().all(comes_in_fours));
+    let new = new.map(|new| new.each_ref().map(|x| primitive(x.clone())));
+    let buffers = pack([&keys, &values].into_iter().chain(new.iter().flatten()).all(comes_in_fours));
     let all = pack([&q, &keys, &values].into_iter().all(comes_in_fours));
-    match rows {
-        Rows::Few { fours, .. } => decode::decode::launch(
+    match (rows, new) {
+        (Rows::Few { fours, .. }, Some([new_keys, new_values])) => decode::append::launch(
+            &client,
+            count(workgroups),
+            lanes,
+            address,
+            buffers,
+            q.into_tensor_arg(),
+            keys.into_tensor_arg(),
+            values.into_tensor_arg(),
+            positions.into_tensor_arg(),
+            bound.into_tensor_arg(),
+            mixed.into_tensor_arg(),
+            new_keys.into_tensor_arg(),
+            new_values.into_tensor_arg(),
+            info,
+            fours,
+            is_split,
+            elems,
+        ),
+        (Rows::Few { fours, .. }, None) => decode::decode::launch(
             &client,
             count(workgroups),
             lanes,
@@ -281,7 +316,7 @@ fn launch(
             is_split,
             elems,
         ),
-        Rows::Many => prefill::prefill::launch(
+        (Rows::Many, _) => prefill::prefill::launch(
             &client,
             count(workgroups),
             lanes,
@@ -316,7 +351,7 @@ pub(super) fn packed(
     let start = recent.start;
     let recent = Buffers::new(recent, &shape).from(kv.end.clone()).seen_at(&positions);
     let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
-    launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
+    launch(q.clone(), recent, None, positions.on_device.clone(), of_recent, written);
 
     let (positions, end) = (in_order(positions.on_device), primitive(kv.end));
     let [keys, key_scales, values, value_scales] =
