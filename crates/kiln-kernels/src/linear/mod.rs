@@ -318,9 +318,16 @@ impl Checked for Linear {
         let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
         let large = [[2, 520, 64], [2, 520, 96]];
         cases.extend(large.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 1930)));
-        // Tiles for many rows of the weight, on CUDA.
-        let few = [[1, 33, 64], [1, 17, 96]];
-        cases.extend(few.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 8170)));
+        // On CUDA, tiles for many rows of the weight: warps take a run, none, or several.
+        for (format, x) in [
+            (Format::Q4_0, [1, 33, 64]),
+            (Format::Q6K, [1, 17, 1280]),
+            (Format::Q8_0, [1, 39, 416]),
+            (Format::Mxfp4, [1, 20, 288]),
+        ] {
+            let rows = PackedLayout { format, order: Order::Rows };
+            cases.push(packed(rows, Arithmetic::Floats, x, Plain, 8170));
+        }
         cases
     }
 }

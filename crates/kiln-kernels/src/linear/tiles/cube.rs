@@ -42,6 +42,9 @@ const EIGHT: usize = 8;
 /// conflicts of banks.
 const PITCH: usize = RUN / EIGHT + 1;
 
+/// Bytes between addresses of memory that matrices may begin at.
+const ALIGNMENT: usize = 32;
+
 type Eight<E> = Vector<E, Const<EIGHT>>;
 
 /// The compile-time parameters of the kernel.
@@ -100,8 +103,8 @@ fn linear_tiles_packed<E: Float>(
     let tiles = info.rows.div_ceil(ROWS);
     let first_row = workgroup % tiles * ROWS;
     let first_output = workgroup / tiles * outputs;
-    let mut xs = Shared::<[Eight<E>]>::new_slice(comptime!(warps * ROWS * PITCH));
-    let mut ws = Shared::<[Eight<E>]>::new_slice(comptime!(warps * outputs * PITCH));
+    let mut xs = Shared::<[Eight<E>]>::new_aligned_slice(comptime!(warps * ROWS * PITCH), ALIGNMENT);
+    let mut ws = Shared::<[Eight<E>]>::new_aligned_slice(comptime!(warps * outputs * PITCH), ALIGNMENT);
     let mut table = Shared::<[f32]>::new_slice(16usize);
     write_table(&mut table, reading);
     let (own_xs, own_ws) = (warp * comptime!(ROWS * PITCH), warp * comptime!(outputs * PITCH));
@@ -156,7 +159,7 @@ fn linear_tiles_packed<E: Float>(
         sync_plane();
         run += warps;
     }
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(warps * SIZE * SIZE));
+    let mut parts = Shared::<[f32]>::new_aligned_slice(comptime!(warps * SIZE * SIZE), ALIGNMENT);
     #[unroll]
     for i in 0..down {
         #[unroll]
