@@ -5,7 +5,7 @@ use kiln::{
     expert::{cache_samples, kernels::Choice},
 };
 
-use crate::support::{greedy, llama_with, recorded, some};
+use crate::support::{greedy, llama_with, recorded, some_on};
 
 /// Tolerance of scores: they are sums of log-probabilities, which the device adds in another order.
 const CLOSE: f32 = 1e-4;
@@ -100,7 +100,7 @@ fn device_and_host_find_the_same_beams_with_every_cache() {
         for (name, eos) in [("llama", vec![7, 20]), ("mistral", Vec::new())] {
             let model = recorded(name, opened);
             let needs = model.causal().needs();
-            for cache in some(cache_samples()) {
+            for cache in some_on(device, cache_samples()) {
                 let plan = Plan::named(&cache).unwrap();
                 if plan.check(&needs).is_err() || tested.contains(&cache) {
                     continue;

@@ -9,7 +9,7 @@ use kiln::{
     },
 };
 
-use crate::support::{alone_with, is_alone, recorded, some};
+use crate::support::{alone_with, cases_are, is_alone, recorded, some_on};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -57,7 +57,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
     let one = vec![vec![3, 1, 4, 1, 5, 9, 2]];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]];
     for (device, opened) in devices() {
-        for (name, caches) in [
+        let all = [
             ("llama", &["static", "static:len=90", "dynamic", "quantized:group=8,residual=40"][..]),
             ("mistral", &["sliding", "static", "dynamic"]),
             ("gemma2", &["static"]),
@@ -65,9 +65,16 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
             ("mamba", &["dynamic"]),
             ("mixtral", &["static", "dynamic"]),
             ("jamba", &["static", "dynamic"]),
-        ] {
+        ];
+        let mut place = 0;
+        for (name, caches) in all {
             let model = recorded(name, opened);
-            for cache in some(caches) {
+            for cache in caches {
+                place += 1;
+                // Every third, in all lists together.
+                if cases_are("some") && device != "cpu" && place % 3 > 0 {
+                    continue;
+                }
                 for (prompts, sample) in [(&one, true), (&padded, false)] {
                     let wanted = wanted(70, sample);
                     let what =
@@ -138,7 +145,7 @@ fn every_strategy_gives_the_same_tokens_with_captured_steps() {
         for name in ["llama", "mistral"] {
             let model = recorded(name, opened);
             let needs = model.causal().needs();
-            for cache in some(cache_samples()) {
+            for cache in some_on(device, cache_samples()) {
                 let plan = Plan::named(&cache).unwrap();
                 if plan.check(&needs).is_err() || !plan.remembers(&needs) || tested.contains(&cache) {
                     continue;

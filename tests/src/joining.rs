@@ -9,8 +9,8 @@ use kiln::{
 };
 
 use crate::{
-    laws::plans,
-    support::{batch, floats, greedy, recorded},
+    laws::{plans, plans_on},
+    support::{batch, floats, greedy, recorded, some_on},
 };
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -85,19 +85,12 @@ impl Joined<'_> {
 #[test]
 fn rows_that_joined_and_left_equal_rows_alone_bit_for_bit() {
     for (place, (device, opened)) in devices().enumerate() {
-        for name in ["llama", "mamba", "whisper", "mistral"].into_iter().take(if place == 0 { 4 } else { 3 })
-        {
+        let names = ["llama", "mamba", "whisper", "mistral"].into_iter().take(if place == 0 { 4 } else { 3 });
+        for name in names {
             let model = recorded(name, opened);
-            let mut known = Vec::new();
-            for (text, plan, _) in plans(&model) {
-                // On other devices one plan of each strategy, to save time: the laws of layers test all, and
-                // offloading.
-                let strategy = text.split([':', ',']).next().map(str::to_owned);
-                let is_known = place > 0 && (known.contains(&strategy) || text.contains("offloaded"));
-                if !plan.global.factory.remembers() || is_known {
-                    continue;
-                }
-                known.push(strategy);
+            // The laws of layers test all, and offloading.
+            let remembering = plans_on(place, &model).filter(|(_, plan, _)| plan.global.factory.remembers());
+            for (text, plan, _) in some_on(device, remembering) {
                 let own = |n: usize| row(&model, &plan, n);
                 let what = format!("{text} of {name} on {device}");
                 let mut rows = Joined { model: &model, together: own(0), alone: vec![own(0)], next: 4, what };

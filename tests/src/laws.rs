@@ -11,7 +11,7 @@ use kiln::{
 };
 use kiln_testkit::laws::{self, Subject};
 
-use crate::support::{Llama, assert_close, batch, cases_are, float32, forward, llama_with, recorded};
+use crate::support::{Llama, assert_close, batch, float32, forward, llama_with, recorded, some_on};
 
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
@@ -24,9 +24,9 @@ fn caches() -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns the [`caches`], and on GPUs every second of them where long tests are to be shorter.
+/// Returns the [`caches`], and on GPUs some of them where long tests are to be shorter.
 fn caches_on(device: &str) -> impl Iterator<Item = String> {
-    caches().step_by(if device != "cpu" && cases_are("some") { 2 } else { 1 })
+    some_on(device, caches())
 }
 
 /// Recorded models: one with attention, and one without.
@@ -317,7 +317,7 @@ fn reordering_commutes_with_update() {
 fn a_reset_cache_gives_the_tokens_of_a_new_one() {
     for (device, opened) in devices() {
         for model in RECORDED.map(|name| recorded(name, opened)) {
-            for (name, plan, _) in plans(&model) {
+            for (name, plan, _) in some_on(device, plans(&model)) {
                 let mut reused = model.cache(&plan).unwrap();
                 let first = tokens(&model, &mut reused, 12);
                 reused.reset();

@@ -11,7 +11,7 @@ use kiln::{
 
 use crate::{
     laws::plans_on,
-    support::{Llama, assert_close, fixtures_of, float32, floats, greedy, recorded},
+    support::{Llama, assert_close, cases_are, fixtures_of, float32, floats, greedy, recorded, some_on},
 };
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -107,9 +107,11 @@ fn two_kinds_of_devices_compute_one_model() {
         // The head of gemma2 is its embeddings, once on each device.
         for name in ["gemma2", "jamba"] {
             let whole = recorded(name, opened);
-            for (way, model) in
-                [("from", staged(name, 1, &cpu, opened)), ("to", staged(name, 2, opened, &cpu))]
-            {
+            let ways = [("from", staged(name, 1, &cpu, opened)), ("to", staged(name, 2, opened, &cpu))];
+            for (way, model) in ways {
+                if cases_are("some") && (way == "to") != (name == "jamba") {
+                    continue;
+                }
                 let logits = |model: &Model, plan: &Plan| {
                     let mut cache = model.cache(plan).unwrap();
                     let mut pass = |tokens: &[TokenId]| {
@@ -210,7 +212,7 @@ fn memory_that_runs_out_on_any_stage_changes_no_token() {
             for budget in budgets.iter() {
                 let before = budget.allocations();
                 outcome(request().steps()).unwrap();
-                for n in 0..budget.allocations() - before {
+                for n in some_on(device, 0..budget.allocations() - before) {
                     let steps = request();
                     budget.fail_allocation(n);
                     match outcome(steps.steps()) {

@@ -237,3 +237,10 @@ pub(crate) fn cases_are(value: &str) -> bool {
 pub(crate) fn some<T>(items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     items.into_iter().step_by(if cases_are("some") { 2 } else { 1 })
 }
+
+/// All items on the CPU, and on other devices every third where long tests are to be shorter: without a GPU,
+/// these are imitated, which takes long.
+pub(crate) fn some_on<T>(device: &str, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let is_short = cases_are("some") && device != "cpu";
+    items.into_iter().step_by(if is_short { 3 } else { 1 })
+}

@@ -14,6 +14,7 @@ use kiln::expert::{
 };
 
 use super::choices;
+use crate::support::cases_are;
 
 #[derive(Clone, Copy, Debug)]
 struct Given {
@@ -274,10 +275,11 @@ fn words(tensor: Tensor<4, Int>) -> Vec<u32> {
 #[test]
 fn packed_words_equal_those_of_plain_loops_on_every_device() {
     for dtype in [DType::F32, DType::F16] {
-        for given in cases() {
+        for (i, given) in cases().into_iter().enumerate() {
             let (codes, scales, numbers) = given.meaning(dtype);
             for (name, device) in kiln_testkit::devices() {
-                if !device.supports_dtype(dtype) {
+                let is_left_out = cases_are("some") && name != "cpu" && i % 2 > 0;
+                if is_left_out || !device.supports_dtype(dtype) {
                     continue;
                 }
                 for (choice, kernels) in choices(&name, &device) {
