@@ -70,8 +70,7 @@ fn chosen(steps: impl IntoIterator<Item = kiln::Step>) -> Chosen {
 #[test]
 fn requests_in_an_engine_equal_those_alone_bit_for_bit() {
     for (place, (device, opened)) in kiln_testkit::devices::opened().iter().enumerate() {
-        let names = ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 });
-        for name in names {
+        for name in ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 }) {
             let model = recorded(name, opened);
             let all: Vec<_> = plans_on(place, &model).map(|(_, plan, _)| plan).collect();
             // Logits are read by the host; without them the device chooses where it can.
@@ -107,8 +106,7 @@ fn requests_in_an_engine_equal_those_alone_bit_for_bit() {
 fn prompts_that_begin_with_the_cache_of_another_one_keep_their_bits() {
     const CHUNK: usize = 8;
     for (place, (device, opened)) in kiln_testkit::devices::opened().iter().enumerate() {
-        let names = ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 });
-        for name in names {
+        for name in ["llama", "jamba", "gemma2", "mistral"].into_iter().take(if place == 0 { 4 } else { 2 }) {
             let model = recorded(name, opened);
             for (_, plan, _) in some_on(device, plans_on(place, &model)) {
                 // Some begin alike for 3 chunks, some for more, and one is the beginning of another.

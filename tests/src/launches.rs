@@ -10,7 +10,6 @@ use kiln::{
     device::{DeviceClass, Opened},
     expert::{Batch, ConfigFile, Logits, ModelCache, kernels::launches_of},
 };
-
 use serde_json::json;
 
 use crate::support::{Llama, folder, greedy};

@@ -230,10 +230,10 @@ pub trait KvLayer: CacheLayer {
     /// share a buffer.
     fn slots_for(&self, tokens: usize) -> Option<usize>;
 
-    /// Gives up keys and values, `[rows, heads, slots, width]`, to be held in a buffer that rows share, with
-    /// position `p` in slot `p` if there is a number of [`slots_for`](Self::slots_for) them; `None` if
-    /// nothing is stored. Until [`take_back`](Self::take_back),
-    /// the layer still answers questions, and [`stored`](Self::stored) counts its tokens.
+    /// Gives up keys and values, `[rows, heads, slots, width]`, to be held in a buffer that rows share;
+    /// `None` if nothing is stored. Position `p` is in slot `p` where [`slots_for`](Self::slots_for) returns
+    /// a number. Until [`take_back`](Self::take_back), the layer still answers questions, and
+    /// [`stored`](Self::stored) counts its tokens.
     fn lend(&mut self) -> Result<Option<Kv>>;
 
     /// Gives up keys and values if an [`update`](Self::update) with `keys` would only write into slots of
@@ -242,7 +242,7 @@ pub trait KvLayer: CacheLayer {
     /// the layer for anything else.
     ///
     /// # Errors
-    /// Those of [`update`](Self::update).
+    /// [`Error::Full`](crate::Error::Full) and others, if [`update`](Self::update) would fail, too.
     fn lend_to_write(&mut self, keys: &Tensor<4>, positions: &Positions) -> Result<Option<DenseKv>>;
 
     /// Takes back keys and values that were [lent](Self::lend), with as many slots as they come in.
