@@ -71,6 +71,11 @@ def worst(figures):
     return {column: (min if column in FEWER_IS_WORSE else max)(of(column)) for column in COLUMNS if of(column)}
 
 
+def of_cube(figures, begin, normed):
+    """Figures of a `#[cube]` kernel by the begin of its names, whatever follows the main loop and however many groups of lanes share a sum."""
+    return [figure for name, figure in figures.items() if (name == begin or name.startswith(f"{begin}-")) and ("-normed" in name) == normed]
+
+
 def measured(target, texts, prefix):
     """Figures of each text, and the compiler's version."""
     program, files = TARGETS[target][0], [file for files in texts.values() for file in files]
@@ -125,7 +130,7 @@ def by_weight(figures):
         number, weights = FORMATS[format], {1: 128, 8: 1024 if format == "Q6_K" else 512}[rows]
         if figure := figures.get(f"linear_packed-f16-{number}-{rows.bit_length() - 1}-0-0"):
             return f"{figure['loop'] / weights:.2f}"
-        figure = figures.get(f"linear_packed-e-f16-n-4-{format.lower()}-{rows}", {})
+        figure = worst(of_cube(figures, f"linear_packed-e-f16-n-4-{format.lower()}-{rows}", normed=False))
         return f"{figure['loop'] / min(weights, 512):.2f}" if "loop" in figure else "-"
 
     lines = [f"| {format} | {cell(format, 1)} | {cell(format, 8)} |" for format in FORMATS]

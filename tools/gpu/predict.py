@@ -64,6 +64,12 @@ def figures():
 FIGURES = figures()
 
 
+def of_cube(target, begin, normed):
+    """The most of a `#[cube]` kernel's figures, by the begin of its names."""
+    found = [figure for (of, name), figure in FIGURES.items() if of == target and (name == begin or name.startswith(f"{begin}-")) and ("-normed" in name) == normed]
+    return {column: max(figure[column] for figure in found) for column in found[0]}
+
+
 def instructions(target, format, normed, turns):
     """Those of a lane for a weight, if it takes so many turns of the loop, with four rows of the weight each."""
     if format == "f16":
@@ -72,7 +78,7 @@ def instructions(target, format, normed, turns):
     if target == "navi31":
         figure = FIGURES[target, f"linear_packed-f16-{NUMBERS[format]}-0-5-{int(normed)}"]
     else:
-        figure = FIGURES[target, f"linear_packed-e-f16-n-4-{format}-1{'-normed' * normed}"]
+        figure = of_cube(target, f"linear_packed-e-f16-n-4-{format}-1", normed)
     outside = OUTSIDE * (figure["instructions"] - figure["loop"])
     return (figure["loop"] + outside / turns) / 128
 
@@ -125,14 +131,14 @@ def few_step(name, target, outputs):
         return FEW_STEP
     # `Tile::new` in crates/kiln-kernels/src/linear/tiles/cube.rs. A lane unpacks a run, or two, in a turn of the loop.
     tile = 32 if -(-outputs // 64) < 128 else 64
-    return FIGURES[target, f"linear_tiles_packed-e-f16-q4_0-{tile}"]["loop"] / tile
+    return of_cube(target, f"linear_tiles_packed-e-f16-q4_0-{tile}", False)["loop"] / tile
 
 
 def batch(gpu, rows, before):
     """Tokens a second of all rows in Q4_0."""
     name, target, bandwidth, issue, units, launch = gpu
     few = units and rows > 16 and not before
-    each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else FIGURES[target, "linear_packed-e-f16-n-4-q4_0-8"]["loop"] / 512
+    each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
     if before:
         each = BEFORE_EIGHT
     total = rows * KV_BYTES / (READ * bandwidth * 1e9)

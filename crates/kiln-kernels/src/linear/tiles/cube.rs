@@ -66,6 +66,13 @@ impl Tile {
         let (warps, outputs) = if output.div_ceil(64) < BUSY { (8, 32) } else { (4, 64) };
         Self { warps, outputs, biased, added }
     }
+
+    /// Names the parameters.
+    fn permutation(self) -> String {
+        let bias = if self.biased { "-biased" } else { "" };
+        let residual = if self.added { "-added" } else { "" };
+        format!("{}{bias}{residual}", self.outputs)
+    }
 }
 
 /// Parameters that are the same for all workgroups.
@@ -91,7 +98,7 @@ fn linear_tiles_packed<E: Float>(
     #[comptime] reading: Reading,
     #[define(E)] _elem: ElemType,
 ) {
-    write_permutation(comptime!(format!("{}-{}", reading.format.name(), tile.outputs)));
+    write_permutation(comptime!(format!("{}-{}", reading.format.name(), tile.permutation())));
     let workgroup = CUBE_POS;
     if workgroup >= info.workgroups {
         terminate!();

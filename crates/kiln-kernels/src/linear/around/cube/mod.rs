@@ -51,9 +51,18 @@ struct Product {
 }
 
 impl Product {
-    /// Names the parameters that change the main loop.
+    /// Names all parameters, so that the figures of a kernel do not depend on the others that a run compiled.
     fn permutation(self) -> String {
-        format!("{}{}", self.most_rows, if self.norm.is_some() { "-normed" } else { "" })
+        let splits = if self.splits == 1 { String::new() } else { format!("-splits_{}", self.splits) };
+        let norm = if self.norm.is_some() { "-normed" } else { "" };
+        let kind = match self.kind {
+            Kind::Nothing => "",
+            Kind::Gated(_) => "-gated",
+            Kind::Rotated => "-rotated",
+        };
+        let bias = if self.biased { "-biased" } else { "" };
+        let residual = if self.added { "-added" } else { "" };
+        format!("{}{norm}{kind}{bias}{residual}{splits}", self.most_rows)
     }
 
     /// Lanes that share the sums for four rows of the weight.
