@@ -53,6 +53,12 @@ BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89
 FEW_STEP = 214 * 128 / (64 * 64)
 FEW_ROWS = 32
 
+# Prompts: the share of multiply-adds that large products reach; `are_better_unpacked` in crates/kiln-kernels/src/linear/tiles/wgsl.rs; and cycles of a subgroup
+# for 16 products of matrices in `linear_tiles`, counted by hand in RADV's listing: 32 for a product, 2 for each of 46, 101 and 138 instructions.
+MULTIPLIED = 0.8
+UNPACKED_ROWS = 512
+TILE_CYCLES = {format: 16 * 32 + 2 * instructions for format, instructions in [("f16", 46), ("q4_0", 101), ("q4_k", 138)]}
+
 
 def figures():
     found = {}
@@ -160,6 +166,18 @@ def batch(gpu, rows, before):
     return rows / (total + launches * launch * 1e-6)
 
 
+def prompt(gpu, tokens, format):
+    """Time of the products of a prompt's chunk with packed weights, beside that with weights in float16."""
+    name, _, bandwidth, _, units, _ = gpu
+    if name.endswith("Vulkan"):
+        # Matrices are multiplied beside the lanes that unpack.
+        return 1.0
+    if tokens < UNPACKED_ROWS and not name.endswith("CUDA"):
+        return TILE_CYCLES[format] / TILE_CYCLES["f16"]
+    unpacked = (BITS[format] + BITS["f16"]) / 8 / (READ * bandwidth * 1e9)
+    return 1 + unpacked / (tokens / (MULTIPLIED * units * 1e12))
+
+
 def tables():
     lines = ["| " + " | ".join(["", *(f"{model}, before / now" for model in MODELS)]) + " |", "|---" * (len(MODELS) + 1) + "|"]
     for gpu in GPUS:
@@ -174,6 +192,12 @@ def tables():
         is_known = lambda rows: gpu[1] == "navi31" or rows > 16
         cells = [f"{batch(gpu, rows, True):,.0f} / " * is_known(rows) + f"{batch(gpu, rows, False):,.0f}" for rows in (8, 16, 32)]
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} |")
+    lines += ["", "| | chunk of 256 tokens, Q4_0 / Q4_K | of 512 | largest chunk | |", "|---|---|---|---|---|"]
+    for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
+        # `largest_chunk` in crates/kiln/src/model/generating.rs
+        largest = 1152 if gpu[0] == "M3 Max" else 2048
+        ratios = [" / ".join(f"{prompt(gpu, tokens, format):.2f}" for format in ("q4_0", "q4_k")) for tokens in (256, 512, largest)]
+        lines.append(f"| {gpu[0]} | {ratios[0]} | {ratios[1]} | {largest:,} | {ratios[2]} |")
     return "\n".join(lines)
 
 

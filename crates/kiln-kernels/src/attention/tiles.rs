@@ -5,7 +5,6 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{Attention, BINDINGS, MIXED};
 use crate::runtime::{
-    device::info::MatrixUnits,
     kernel::Kernel,
     launch::comes_in,
     matrix_units::{cells, units_for},
@@ -14,7 +13,8 @@ use crate::runtime::{
 
 macro_rules! units {
     ($([$size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
-        const UNITS: &[MatrixUnits] = &[$(MatrixUnits { size: $size, threads: $threads }),*];
+        /// Sizes of matrices, and threads of subgroups.
+        const UNITS: &[(u32, u32)] = &[$(($size, $threads)),*];
         const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
@@ -62,7 +62,7 @@ pub(super) fn picks(tensors: [&CubeTensor; 3], split: usize, device: &Device) ->
     let [q, ..] = tensors;
     let units = units_for(Attention::NAME, q.dtype, device)?;
     // A text is right for subgroups of any size. Those of 32 threads are common.
-    let of = |threads| UNITS.iter().position(|&own| own == MatrixUnits { threads, ..units });
+    let of = |threads| UNITS.iter().position(|&own| own == (units.size, threads));
     let first = of(units.threads).or_else(|| of(32))?;
     let number = if UNITS.get(first + split) == UNITS.get(first) { first + split } else { first };
     let length = LENGTHS.iter().position(|length| q.meta.shape().last() == Some(length))?;

@@ -43,6 +43,8 @@ use crate::linear::{
     around::{Around, Then},
     unpack::Unpack,
 };
+#[cfg(feature = "wgpu")]
+use crate::runtime::device::opened;
 use crate::{
     linear::{
         matrix::Matrix,
@@ -66,8 +68,9 @@ use crate::{
 ///
 /// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]), and twice as many in two
 /// passes where weights are packed and would have to be unpacked. For more, wgpu has one that uses matrix
-/// units, for float16 where there are any, and one for other GPUs. CUDA has one for up to 64 rows and packed
-/// weights, which uses tensor cores. Other products are cubek's there, in the reference.
+/// units, for float16 where there are any, and one for other GPUs; packed weights are unpacked first where
+/// that takes less time. CUDA has one for up to 64 rows and packed weights, which uses tensor cores. Other
+/// products are cubek's there, in the reference.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -124,14 +127,19 @@ impl Kernel for Linear {
             return Ok(around::wgsl::launch(self.into()));
         }
         let device = self.x.device();
+        let most = opened::largest_binding(&device).unwrap_or(usize::MAX);
         match &self.weight {
+            Matrix::Packed(_) if tiles::wgsl::are_better_unpacked(&self) => {
+                let multiply = |dense| tiles::wgsl::launch(dense).unwrap_or_else(Self::reference);
+                unpacked::product_of(self, most, Unpack::wgsl, multiply)
+            }
             _ if tiles::wgsl::takes(self.x.dtype(), &device) => tiles::wgsl::launch(self),
             _ if many::is_faster(&device) => many::launch(self),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
                 Ok(self.in_two_passes(|part| around::wgsl::launch(part.into())))
             }
-            Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl),
+            Matrix::Packed(_) => unpacked::product_of(self, most, Unpack::wgsl, Self::reference),
         }
     }
 
@@ -149,7 +157,7 @@ impl Kernel for Linear {
             Matrix::Packed(_) if self.is_for_two_passes() => {
                 Ok(self.in_two_passes(|part| around::cube::launch(part.into())))
             }
-            Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube),
+            Matrix::Packed(_) => unpacked::product_of(self, usize::MAX, Unpack::cube, Self::reference),
         }
     }
 }
@@ -316,8 +324,8 @@ impl Checked for Linear {
         }
         cases.extend([[2, 520, 24], [2, 520, 40]].map(|x| case(x, Plain, 1930, true, false)));
         let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
-        let large = [[2, 520, 64], [2, 520, 96]];
-        cases.extend(large.map(|x| packed(rows, Arithmetic::Floats, x, Plain, 1930)));
+        let large = [([2, 250, 64], 3990), ([2, 250, 96], 3990), ([2, 520, 64], 1930), ([2, 520, 96], 1930)];
+        cases.extend(large.map(|(x, output)| packed(rows, Arithmetic::Floats, x, Plain, output)));
         // On CUDA, tiles for many rows of the weight: warps take a run, none, or several.
         for (format, x) in [
             (Format::Q4_0, [1, 33, 64]),

@@ -166,16 +166,24 @@ impl Model {
         }
     }
 
-    /// Maximum number of prompt tokens per forward pass of `rows` rows. Activations take at most 32 MiB, or
-    /// 128 MiB on a GPU, which needs many rows to be busy: a long prompt needs little more memory than its
-    /// keys and values. From 128 tokens on, it is a multiple of 128.
+    /// Maximum number of prompt tokens per forward pass of `rows` rows. Activations take at most 32 MiB on a
+    /// CPU, 128 MiB on an integrated GPU and 256 MiB on another: GPUs need many rows to be busy, and unpack
+    /// packed weights once for all of them. A long prompt needs little more memory than its keys and values.
+    /// From 128 tokens on, it is a multiple of 128.
     pub fn largest_chunk(&self, rows: usize) -> usize {
         /// Rows of the tiles in which GPUs multiply.
         const TILE: usize = 128;
 
-        let is_gpu =
-            |stage: &(Opened, _)| !matches!(stage.0.info.class, DeviceClass::Cpu | DeviceClass::Software);
-        let activations = if self.loaded.stages.iter().all(is_gpu) { 128 << 20 } else { 32 << 20 };
+        let of_stage = |(device, _): &(Opened, _)| {
+            let mebibytes = match device.info.class {
+                DeviceClass::Cpu | DeviceClass::Software => 32,
+                DeviceClass::Integrated => 128,
+                DeviceClass::Discrete | DeviceClass::Virtual => 256,
+            };
+            // One of the activations may have most of the bytes.
+            device.info.largest_binding.min(mebibytes << 20)
+        };
+        let activations = self.loaded.stages.iter().map(of_stage).min().unwrap_or(32 << 20);
         let a_token = self.loaded.sizes.token_bytes(self.loaded.dtype.size());
         let bytes = rows.max(1).saturating_mul(a_token).max(1);
         let chunk = (activations / bytes).clamp(16, 2048);

@@ -19,8 +19,9 @@ use crate::{
 
 /// A division of y into tiles. A workgroup has a tile, and a subgroup a part of it: 2 x 4 matrices.
 struct Shape {
-    /// The units for which this shape is best.
-    units: MatrixUnits,
+    /// The size of matrices and the threads of subgroups for which this shape is best.
+    size: u32,
+    threads: u32,
     lanes: usize,
     down: usize,
     across: usize,
@@ -30,11 +31,11 @@ struct Shape {
 
 impl Shape {
     fn rows(&self) -> usize {
-        2 * self.units.size as usize * self.down
+        2 * self.size as usize * self.down
     }
 
     fn outputs(&self) -> usize {
-        4 * self.units.size as usize * self.across
+        4 * self.size as usize * self.across
     }
 
     /// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
@@ -47,7 +48,8 @@ macro_rules! shapes {
     ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $splits:literal $cells:ident],)*) => {
         const SHAPES: &[Shape] = &[
             $(Shape {
-                units: MatrixUnits { size: $size, threads: $threads },
+                size: $size,
+                threads: $threads,
                 lanes: $lanes,
                 down: $down,
                 across: $across,
@@ -127,6 +129,18 @@ pub(in crate::linear) fn takes(dtype: DType, device: &Device) -> bool {
     units_for(Linear::NAME, dtype, device).is_some()
 }
 
+/// Whether packed weights are better unpacked to memory, and multiplied like dense ones. Where lanes multiply
+/// matrices, they do not unpack meanwhile, and every tile down the rows unpacks anew.
+pub(in crate::linear) fn are_better_unpacked(linear: &Linear) -> bool {
+    /// Unpacking takes less time, by count, from 470 rows in Q4_K and 790 in Q4_0 on a Radeon 7900 XTX, and
+    /// from 220 on an M3 Max. No GPU was there to measure it.
+    const ROWS: usize = 512;
+
+    let [rows, tokens, _] = linear.x.dims();
+    let units = units_for(Linear::NAME, linear.x.dtype(), &linear.x.device());
+    rows * tokens >= ROWS && units.is_some_and(|units| !units.beside_lanes)
+}
+
 /// Index of the shape for a result of this size.
 fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
     /// Number of workgroups that keeps a GPU busy. Large tiles read less, so they are used if there are this
@@ -134,7 +148,7 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
     const BUSY: usize = 128;
 
     // A text is right for subgroups of any size. Those of 32 threads are common.
-    let of = |threads| SHAPES.iter().position(|shape| shape.units == MatrixUnits { threads, ..units });
+    let of = |threads| SHAPES.iter().position(|shape| (shape.size, shape.threads) == (units.size, threads));
     let first = of(units.threads).or_else(|| of(32)).unwrap_or(0);
     if rows <= FEW_ROWS {
         return first + FEW;

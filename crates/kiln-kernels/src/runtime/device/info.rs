@@ -86,6 +86,9 @@ pub struct MatrixUnits {
     pub size: u32,
     /// Threads in the smallest subgroup. The threads of a subgroup hold a matrix together.
     pub threads: u32,
+    /// Whether they work beside the lanes, as NVIDIA's do. Otherwise the lanes multiply, and do nothing else
+    /// meanwhile.
+    pub beside_lanes: bool,
 }
 
 impl fmt::Display for MatrixUnits {

@@ -34,6 +34,9 @@ const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MA
 /// Bytes of workgroup memory that these shaders may use.
 const MATRIX_MEMORY: u32 = 32 << 10;
 
+/// The number of the vendor in the PCI registry.
+const NVIDIA: u32 = 0x10de;
+
 /// The largest square float16 matrices with float32 sums.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     use wgpu::CooperativeScalarType::{F16, F32};
@@ -48,7 +51,9 @@ fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     });
     let size = taken.map(|matrix| matrix.m_size).max()?;
     let has_memory = adapter.limits().max_compute_workgroup_storage_size >= MATRIX_MEMORY;
-    (has_memory && adapter.features().contains(MATRIX_UNITS)).then_some(MatrixUnits { size, threads })
+    let beside_lanes = info.vendor == NVIDIA;
+    let units = MatrixUnits { size, threads, beside_lanes };
+    (has_memory && adapter.features().contains(MATRIX_UNITS)).then_some(units)
 }
 
 /// Describes an adapter. The caller gives it a number.
