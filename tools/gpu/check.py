@@ -227,4 +227,5 @@ def main():
         sys.exit("If that is worth it, run with --write, and say in the commit why.")
 
 
-main()
+if __name__ == "__main__":
+    main()

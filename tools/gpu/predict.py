@@ -12,6 +12,8 @@ import csv
 import pathlib
 import sys
 
+import check
+
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE.parent.parent / "docs/measurements/gpu-predictions.md"
 
@@ -72,8 +74,7 @@ FIGURES = figures()
 
 def of_cube(target, begin, normed):
     """The most of a `#[cube]` kernel's figures, by the begin of its names."""
-    found = [figure for (of, name), figure in FIGURES.items() if of == target and (name == begin or name.startswith(f"{begin}-")) and ("-normed" in name) == normed]
-    return {column: max(figure[column] for figure in found) for column in found[0]}
+    return check.worst(check.of_cube({name: figure for (of, name), figure in FIGURES.items() if of == target}, begin, normed))
 
 
 def instructions(target, format, normed, turns):
