@@ -50,20 +50,20 @@ std::string without_ptx(const std::string& line) {
                 return part.prefix().str() + part[3].str() + " = softcuda::atom<" + type + ">(softcuda::" + part[1].str() + ", " + part[4].str() + ", " + part[5].str() + ");" + part.suffix().str();
     }
     static const std::regex matrices(R"(asm volatile\("ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.shared::cta\.b16 .* : "r"\((\w+)\) : "memory"\);)");
-    static const std::regex product(R"(asm volatile\("mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.f32\.f16\.f16\.f32 .* (: "r".*)\);)");
+    static const std::regex product(R"(asm volatile\("mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.f32\.(b?f16)\.b?f16\.f32 .* (: "r".*)\);)");
     if (std::regex_search(line, part, matrices)) {
         const char* transposed = part[2].matched ? "true" : "false";
         return part.prefix().str() + "softcuda::load_matrices<" + part[1].str() + ", " + transposed + ">(SITE, reinterpret_cast<unsigned*>(&result), " + part[3].str() + ");" + part.suffix().str();
     }
     if (std::regex_search(line, part, product)) {
         static const std::regex operand(R"("\w"\(([\w.]+)\))");
-        std::string inputs = part[2], list = "{";
+        std::string inputs = part[3], list = "{", type = part[2] == "f16" ? "__half" : "__nv_bfloat16";
         size_t count = part[1] == "8" ? 2 : 4, number = 0;
         for (std::sregex_iterator input(inputs.begin(), inputs.end(), operand), end; input != end; ++input, ++number) {
             bool begins = number == count || number == count + count / 2;
             list += (begins ? "}, {" : number ? ", " : "") + (*input)[1].str();
         }
-        return part.prefix().str() + "softcuda::multiply_matrices<" + part[1].str() + ">(SITE, reinterpret_cast<float*>(&result), " + list + "});" + part.suffix().str();
+        return part.prefix().str() + "softcuda::multiply_matrices<" + type + ", " + part[1].str() + ">(SITE, reinterpret_cast<float*>(&result), " + list + "});" + part.suffix().str();
     }
     if (std::regex_search(line, part, saturating)) {
         const char* sign = part[1] == "add" ? " + " : " - ";

@@ -13,7 +13,7 @@ use crate::support::{cases_are, some};
 use burn::tensor::{DType, Device};
 use kiln::{
     Error,
-    device::DeviceClass,
+    device::{DeviceClass, Opened},
     expert::{
         kernels::{
             Choice, Implementation, KERNELS, KernelInfo, Kernels, RunCount, cases::AnyCase,
@@ -167,6 +167,47 @@ fn shaders_that_unpack_scales_with_integers_agree_with_the_reference() {
         set_keeps_subnormals(device, kept);
     }
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The self-test leaves out matrix units that give wrong results, those of a kernel or all. This process does
+/// without those of a kernel from then on, so tests that want them come before, on the same thread.
+#[test]
+fn matrix_units_can_be_left_out() {
+    if !cases_are("many-rows") {
+        return eprintln!("not tested: only many rows take matrix units");
+    }
+    let devices = kiln_testkit::devices::opened();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
+    let reference = Kernels::new(Choice::Reference, &cpu.device).unwrap();
+    let with_units =
+        devices.iter().filter_map(|(name, opened)| Some((name, opened, opened.info.matrix_units?)));
+    for (name, opened, units) in with_units {
+        let mut kernels = kernels();
+        kernels.retain(|kernel| ["linear", "attention"].contains(&kernel.name));
+        for kernel in kernels {
+            let is_launched = |case: &AnyCase| {
+                let own = path(Choice::Auto, name);
+                case.path(own, DType::F16, &opened.device) == own && case.has_many_rows(&reference)
+            };
+            let cases: Vec<_> = kernel.cases().into_iter().filter(is_launched).step_by(4).collect();
+            let results = |on: &Opened| -> Vec<_> {
+                let kernels = Kernels::new(Choice::Auto, &on.device).unwrap();
+                let run = |case: &AnyCase| block_on(case.run(&kernels, DType::F16)).unwrap();
+                cases.iter().map(run).collect()
+            };
+            let own = results(opened);
+            let without = results(&opened.clone().with_matrix_units(None));
+            let restored = opened.clone().with_matrix_units(Some(units));
+            assert!(own != without, "{} on {name} has the same bits without matrix units", kernel.name);
+            for (case, got) in cases.iter().zip(&without) {
+                let want = block_on(case.run(&reference, DType::F16)).unwrap();
+                assert_eq!(case.difference(DType::F16, got, &want), None, "{name}: {case:?}");
+            }
+            assert!(results(&restored) == own, "{} on {name}: units are not restored", kernel.name);
+            let left_out = restored.without_matrix_units_in([kernel.name.to_owned()]);
+            assert!(results(&left_out) == without, "{} on {name}: units are not left out", kernel.name);
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // What the CUDA C++ that cubecl writes names, for g++ on a CPU. Each thread of a block is a fiber of a thread of the host.
 // This is the first line of every kernel (`-include`). It is not precompiled: on some virtual machines, g++ took all memory to read it.
 #pragma once
-// Special functions of C++17 come with <math.h>, and take two fifths of the time that a kernel compiles in.
+// Special functions of C++17 come with <math.h>, and take a quarter of the time that a kernel compiles in.
 #include <cstddef>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #define _GLIBCXX_USE_STD_SPEC_FUNCS 0

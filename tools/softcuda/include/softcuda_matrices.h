@@ -1,6 +1,7 @@
-// The instructions of PTX for matrices of float16: `ldmatrix` and `mma.sync` with sums in float32. Lane 4 g + t has the numbers 2 t and 2 t + 1 of row g
+// The instructions of PTX for matrices of 16-bit numbers: `ldmatrix` and `mma.sync` with sums in float32. Lane 4 g + t has the numbers 2 t and 2 t + 1 of row g
 // of a matrix of 8 x 8, or of its column g.
 #pragma once
+#include "cuda_bf16.h"
 #include "cuda_fp16.h"
 
 // An address in the memory of the block, as 32 bits.
@@ -22,10 +23,10 @@ template <int matrices, bool transposed> void load_matrices(int site, unsigned* 
     active(site);
 }
 /// Multiplies 16 x k numbers with k x 8, and adds c.
-template <int k> void multiply_matrices(int site, float* to, const unsigned (&a)[k / 4], const unsigned (&b)[k / 8], const float (&c)[4]) {
+template <class T, int k> void multiply_matrices(int site, float* to, const unsigned (&a)[k / 4], const unsigned (&b)[k / 8], const float (&c)[4]) {
     struct Two { unsigned x, y; };
     unsigned row = self->lane / 4, column = self->lane % 4 * 2;
-    _Float16 rows[2][k], columns[2][k];
+    T rows[2][k], columns[2][k];
     for (unsigned t = 0; t < 4; t++)
         for (unsigned part = 0; part < k / 8; part++) {
             unsigned at = part * 8 + t * 2;

@@ -8,7 +8,7 @@ use std::sync::{
 use burn::tensor::Device;
 
 #[cfg(feature = "wgpu")]
-use crate::runtime::device::opened::{lose, set_keeps_subnormals as set};
+use crate::runtime::device::wgpu::{lose, set_keeps_subnormals as set};
 
 /// A fault of a driver.
 #[derive(Clone, Copy, Debug)]

@@ -143,7 +143,7 @@ mod wgsl {
 
     use super::{LANES, count};
     use crate::runtime::{
-        device::opened::keeps_subnormals,
+        device::wgpu::keeps_subnormals,
         faults,
         shader::{Access, Shader},
     };

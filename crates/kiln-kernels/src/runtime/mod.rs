@@ -18,3 +18,5 @@ pub(crate) mod native;
 pub(crate) mod product;
 pub(crate) mod recording;
 pub(crate) mod shader;
+#[cfg(feature = "cuda")]
+pub(crate) mod tensor_cores;

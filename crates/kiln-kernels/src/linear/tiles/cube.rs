@@ -2,12 +2,7 @@
 //! of some rows of the weight, and multiplies it. Each warp of a workgroup takes other runs.
 
 use burn::backend::{Cube, cubecl::dtype_to_storage_type};
-use burn_cubecl::{CubeDevice, tensor::CubeTensor};
-use cubecl::{
-    cmma,
-    ir::{ElemType, FloatKind, features::MmaConfig},
-    prelude::*,
-};
+use cubecl::{cmma, prelude::*};
 
 use crate::{
     linear::{
@@ -15,16 +10,15 @@ use crate::{
         matrix::Matrix,
         packed_reader::{ONE, Reading, read_four, read_group, read_words, write_table},
     },
-    runtime::launch::{
-        address_type, count, empty, has_half, in_order, in_rows, primitive, write_permutation,
+    runtime::{
+        kernel::Kernel,
+        launch::{address_type, count, empty, has_half, in_order, in_rows, primitive, write_permutation},
+        tensor_cores::{ALIGNMENT, EIGHT, Eight, SIZE, WARP, matrix, multiplies, zeros},
     },
 };
 
 /// With more rows, the weight is unpacked to memory. No GPU was there to measure it.
 const MOST_ROWS: usize = 64;
-
-/// Rows and columns of a matrix.
-const SIZE: usize = 16;
 
 /// Rows of x per workgroup.
 const ROWS: usize = 32;
@@ -32,20 +26,9 @@ const ROWS: usize = 32;
 /// Numbers in a run.
 const RUN: usize = 32;
 
-/// Lanes in a warp.
-const WARP: usize = 32;
-
-/// Numbers that are written at once.
-const EIGHT: usize = 8;
-
 /// Distance of two rows in memory, in eights. With one eight between them, matrices are read without
 /// conflicts of banks.
 const PITCH: usize = RUN / EIGHT + 1;
-
-/// Bytes between addresses of memory that matrices may begin at.
-const ALIGNMENT: usize = 32;
-
-type Eight<E> = Vector<E, Const<EIGHT>>;
 
 /// The compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,14 +101,7 @@ fn linear_tiles_packed<E: Float>(
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(down * across) {
-        sums.push(cmma::Matrix::<f32>::from_value(
-            cmma::MatrixIdent::Accumulator,
-            SIZE,
-            SIZE,
-            SIZE,
-            cmma::MatrixLayout::Undefined,
-            0.0,
-        ));
+        sums.push(zeros());
     }
     // Indices past the last row read the last one.
     let row = min(first_row + lane, info.rows - 1) * (info.input / EIGHT);
@@ -149,12 +125,13 @@ fn linear_tiles_packed<E: Float>(
             #[unroll]
             for i in 0..down {
                 let from = own_xs + comptime!(i * SIZE * PITCH + step * (SIZE / EIGHT));
-                rows.push(matrix::<E>(&xs, from, cmma::MatrixIdent::A, cmma::MatrixLayout::RowMajor));
+                rows.push(matrix::<E>(&xs, from, PITCH, cmma::MatrixIdent::A, cmma::MatrixLayout::RowMajor));
             }
             #[unroll]
             for j in 0..across {
                 let from = own_ws + comptime!(j * SIZE * PITCH + step * (SIZE / EIGHT));
-                let columns = matrix::<E>(&ws, from, cmma::MatrixIdent::B, cmma::MatrixLayout::ColMajor);
+                let columns =
+                    matrix::<E>(&ws, from, PITCH, cmma::MatrixIdent::B, cmma::MatrixLayout::ColMajor);
                 #[unroll]
                 for i in 0..down {
                     let sum = &sums[comptime!(i * across + j)];
@@ -246,19 +223,6 @@ fn unpack_run<E: Float>(
     }
 }
 
-/// Reads a matrix from memory.
-#[cube]
-fn matrix<E: Float>(
-    memory: &Shared<[Eight<E>]>,
-    from: usize,
-    #[comptime] ident: cmma::MatrixIdent,
-    #[comptime] layout: cmma::MatrixLayout,
-) -> cmma::Matrix<Eight<E>> {
-    let to = from + comptime!((SIZE - 1) * PITCH + SIZE / EIGHT);
-    let stride = comptime!((PITCH * EIGHT) as u32);
-    cmma::Matrix::from_slice(ident, SIZE, SIZE, SIZE, layout, memory.slice(from, to), stride)
-}
-
 /// Whether x has up to 64 rows, the weight is packed, and the device multiplies matrices of the type. The
 /// text is for NVIDIA's GPUs, whose warps have 32 lanes.
 pub(in crate::linear) fn takes(linear: &Linear) -> bool {
@@ -267,14 +231,7 @@ pub(in crate::linear) fn takes(linear: &Linear) -> bool {
         && matches!(linear.weight, Matrix::Packed(_))
         && input.is_multiple_of(RUN)
         && are_of_one_type(&linear.x, &linear.weight, linear.others())
-        && has_units(&primitive(linear.x.clone()))
-}
-
-fn has_units(x: &CubeTensor) -> bool {
-    let (elem, sums) = (dtype_to_storage_type(x.dtype), ElemType::Float(FloatKind::F32));
-    let [m, n, k] = [SIZE as u32; 3];
-    let units = MmaConfig { a_type: elem, b_type: elem, cd_type: sums, m, n, k };
-    matches!(x.device, CubeDevice::Cuda(_)) && x.client.properties().features.matmul.cmma.contains(&units)
+        && multiplies(Linear::NAME, &primitive(linear.x.clone()), &linear.x.device())
 }
 
 /// Computes the product, if [`takes`] says so.

@@ -11,7 +11,13 @@ use cudarc::driver::result::device;
 use kiln_core::{Result, device_state::DeviceState, unsafe_ops};
 use nvml_wrapper::Nvml;
 
-use crate::runtime::device::info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+use crate::runtime::{
+    device::{
+        info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable},
+        opened,
+    },
+    tensor_cores,
+};
 
 /// Whether the driver is a stand-in with software devices (`tools/softcuda`).
 static SOFTWARE: AtomicBool = AtomicBool::new(false);
@@ -31,6 +37,9 @@ pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
 /// Opens GPU `index`.
 pub(super) fn open(index: usize) -> Result<Opened> {
     let name = DeviceName::Cuda(index);
+    if let Some(opened) = opened::find(name) {
+        return Ok(opened);
+    }
     let count = count()?;
     if index >= count {
         let why = format!("there are {count} CUDA devices, numbered from 0; see `kiln devices`");
@@ -62,7 +71,7 @@ pub(super) fn open(index: usize) -> Result<Opened> {
     let client = cubecl::Device::Cuda(CudaDevice::new(index)).client();
     let relaxed = client.exclusive(unsafe_ops::load_kernels_while_recording);
     relaxed.map_err(|e| unavailable(name, format!("{e:?}")))??;
-    Ok(Opened { device, info })
+    Ok(opened::add(Opened { device, info }))
 }
 
 /// Headers that kernels include: number types, and tensor cores if there are any.
@@ -107,7 +116,7 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
         // Every GPU that current toolkits compile for has float16.
         f16: Device::cuda(index).supports_dtype(DType::F16),
         subgroups: Some((32, 32)),
-        matrix_units: None,
+        matrix_units: tensor_cores::units_of(&properties),
         // Pages of cubecl are at most a quarter of the memory.
         largest_binding: total.map_or(1 << 30, |total| usize::try_from(total / 4).unwrap_or(usize::MAX)),
     })

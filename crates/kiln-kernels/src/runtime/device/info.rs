@@ -110,7 +110,7 @@ pub struct DeviceInfo {
     pub f16: bool,
     /// Sizes of the smallest and the largest subgroup, if kernels can use subgroups.
     pub subgroups: Option<(u32, u32)>,
-    /// Units that multiply float16 matrices with float32 sums, if shaders can use them.
+    /// Units that multiply float16 matrices with float32 sums, if kernels can use them.
     pub matrix_units: Option<MatrixUnits>,
     /// Bytes of the largest tensor that a kernel can be given.
     pub largest_binding: usize,

@@ -8,13 +8,13 @@ mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod info;
 mod open;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 pub(crate) mod opened;
 #[cfg(feature = "wgpu")]
 mod subnormals;
 mod system;
 #[cfg(feature = "wgpu")]
-mod wgpu;
+pub(crate) mod wgpu;
 
 #[cfg(not(target_family = "wasm"))]
 pub use bandwidth::CopyBandwidth;

@@ -7,19 +7,18 @@ use crate::runtime::device::cpu::{info as cpu_info, open as open_cpu};
 #[cfg(feature = "cuda")]
 use crate::runtime::device::cuda::{infos as cuda_infos, open as open_cuda};
 use crate::runtime::device::info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
+#[cfg(feature = "cube")]
+use crate::runtime::device::opened;
 #[cfg(all(feature = "wgpu", target_family = "wasm"))]
 use crate::runtime::device::wgpu::browser;
 #[cfg(feature = "wgpu")]
-use crate::runtime::device::{
-    opened,
-    wgpu::{infos as wgpu_infos, open as open_wgpu},
-};
+use crate::runtime::device::wgpu::{infos as wgpu_infos, open as open_wgpu};
 
 impl Opened {
-    /// Makes kernels in this process use `units` from now on: the matrix units that the device was opened
-    /// with, or none.
+    /// Makes Kiln's kernels in this process use `units` from now on: the matrix units that the device was
+    /// opened with, or none.
     pub fn with_matrix_units(mut self, units: Option<MatrixUnits>) -> Self {
-        #[cfg(feature = "wgpu")]
+        #[cfg(feature = "cube")]
         opened::set_matrix_units(&self.device, units);
         self.info.matrix_units = units;
         self
@@ -27,9 +26,9 @@ impl Opened {
 
     /// Makes the kernels with these names in this process do without matrix units from now on.
     pub fn without_matrix_units_in(self, kernels: impl IntoIterator<Item = String>) -> Self {
-        #[cfg(feature = "wgpu")]
+        #[cfg(feature = "cube")]
         opened::leave_out_matrix_units(&self.device, kernels);
-        #[cfg(not(feature = "wgpu"))]
+        #[cfg(not(feature = "cube"))]
         drop(kernels);
         self
     }

@@ -1,85 +1,85 @@
-//! The open wgpu devices, and the properties that launches look up.
+//! The open GPUs, and the properties that launches look up.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Mutex, PoisonError},
 };
 
-use burn::tensor::{Device, wgpu::WgpuSetup};
+use burn::tensor::Device;
 
-use crate::runtime::device::info::{DeviceClass, DeviceInfo, MatrixUnits, Opened};
+#[cfg(feature = "wgpu")]
+use crate::runtime::device::info::DeviceClass;
+use crate::runtime::device::info::{DeviceName, MatrixUnits, Opened};
 
-/// Devices opened so far, by their index: Burn initialises a runtime once per process.
-pub(super) static OPENED: Mutex<Option<HashMap<usize, Handles>>> = Mutex::new(None);
+/// GPUs opened so far: Burn initialises each once per process.
+static GPUS: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
 
-/// A device that was opened.
-pub(super) struct Handles {
-    pub(super) opened: Opened,
-    pub(super) setup: WgpuSetup,
-    /// See `subnormals.rs`.
-    pub(super) keeps_subnormals: bool,
+/// A GPU that was opened.
+struct Gpu {
+    opened: Opened,
     /// Kernels that do not use matrix units.
-    pub(super) without_matrix_units: BTreeSet<String>,
+    without_matrix_units: BTreeSet<String>,
 }
 
-impl Handles {
-    pub(super) fn new(opened: Opened, setup: WgpuSetup, keeps_subnormals: bool) -> Self {
-        Self { opened, setup, keeps_subnormals, without_matrix_units: BTreeSet::new() }
+/// Applies `read` to the first GPU that `is_it` accepts.
+fn known<T>(is_it: impl Fn(&Opened) -> bool, read: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    gpus.iter_mut().find(|gpu| is_it(&gpu.opened)).map(read)
+}
+
+/// Applies `read` to the GPU of a device that [`open`](fn@crate::device::open) opened.
+fn of<T>(device: &Device, read: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
+    known(|opened| opened.device == *device, read)
+}
+
+/// The GPU with this name, if it was opened.
+pub(super) fn find(name: DeviceName) -> Option<Opened> {
+    known(|opened| opened.info.name == name, |gpu| gpu.opened.clone())
+}
+
+/// Remembers a GPU that was opened, unless one of its name is known. Returns the known one.
+pub(super) fn add(opened: Opened) -> Opened {
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(gpu) = gpus.iter().find(|gpu| gpu.opened.info.name == opened.info.name) {
+        return gpu.opened.clone();
     }
+    gpus.push(Gpu { opened: opened.clone(), without_matrix_units: BTreeSet::new() });
+    opened
 }
 
-/// Destroys a device, as if the driver had lost it.
-pub(crate) fn lose(device: &Device) {
-    known(device, |handles| handles.setup.device.destroy());
-}
-
-/// Applies `read` to the handles of a device that [`open`](fn@crate::device::open) opened.
-fn known<T>(device: &Device, read: impl FnOnce(&mut Handles) -> T) -> Option<T> {
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all = opened.iter_mut().flat_map(HashMap::values_mut);
-    all.find(|handles| handles.opened.device == *device).map(read)
-}
-
-fn info<T>(device: &Device, read: impl FnOnce(&DeviceInfo) -> T) -> Option<T> {
-    known(device, |handles| read(&handles.opened.info))
-}
-
-/// Whether a device unpacks subnormal float16 numbers; `false` for one that [`open`](fn@crate::device::open)
-/// did not open.
-pub(crate) fn keeps_subnormals(device: &Device) -> bool {
-    known(device, |handles| handles.keeps_subnormals).unwrap_or(false)
-}
-
-/// Sets the result of [`keeps_subnormals`] from now on, and returns the previous one.
-pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
-    known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
+/// Replaces the device of a GPU that was lost.
+#[cfg(all(feature = "wgpu", not(target_family = "wasm")))]
+pub(super) fn replace(lost: &Device, device: &Device) {
+    of(lost, |gpu| gpu.opened.device = device.clone());
 }
 
 /// Whether a device that was reopened is a software GPU.
+#[cfg(feature = "wgpu")]
 pub(crate) fn is_software(device: &Device) -> bool {
-    info(device, |info| info.class == DeviceClass::Software).unwrap_or(false)
-}
-
-/// The matrix units for a kernel of a device that [`open`](fn@crate::device::open) opened.
-pub(crate) fn matrix_units(device: &Device, kernel: &str) -> Option<MatrixUnits> {
-    known(device, |handles| match handles.without_matrix_units.contains(kernel) {
-        true => None,
-        false => handles.opened.info.matrix_units,
-    })?
+    of(device, |gpu| gpu.opened.info.class == DeviceClass::Software).unwrap_or(false)
 }
 
 /// Bytes of the largest tensor that a kernel can be given, on a device that [`open`](fn@crate::device::open)
 /// opened.
+#[cfg(feature = "wgpu")]
 pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
-    info(device, |info| info.largest_binding)
+    of(device, |gpu| gpu.opened.info.largest_binding)
+}
+
+/// The matrix units for a kernel of a device that [`open`](fn@crate::device::open) opened.
+pub(crate) fn matrix_units(device: &Device, kernel: &str) -> Option<MatrixUnits> {
+    of(device, |gpu| match gpu.without_matrix_units.contains(kernel) {
+        true => None,
+        false => gpu.opened.info.matrix_units,
+    })?
 }
 
 /// Sets the result of [`matrix_units`] from now on.
 pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
-    known(device, |handles| handles.opened.info.matrix_units = units);
+    of(device, |gpu| gpu.opened.info.matrix_units = units);
 }
 
 /// Makes `kernels` do without matrix units from now on.
 pub(super) fn leave_out_matrix_units(device: &Device, kernels: impl IntoIterator<Item = String>) {
-    known(device, |handles| handles.without_matrix_units.extend(kernels));
+    of(device, |gpu| gpu.without_matrix_units.extend(kernels));
 }

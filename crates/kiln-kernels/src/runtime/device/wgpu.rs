@@ -5,7 +5,15 @@
 //! so that -99 % 7 is 3 and not -1. There are others: references that take no remainder of negative integers
 //! still fail conformance.
 
-use burn::tensor::wgpu::wgpu;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use burn::tensor::{
+    Device,
+    wgpu::{WgpuSetup, wgpu},
+};
 
 use crate::runtime::device::{
     info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits},
@@ -36,6 +44,39 @@ const MATRIX_MEMORY: u32 = 32 << 10;
 
 /// The number of the vendor in the PCI registry.
 const NVIDIA: u32 = 0x10de;
+
+/// Devices opened so far, by their index.
+static OPENED: Mutex<BTreeMap<usize, Handles>> = Mutex::new(BTreeMap::new());
+
+/// A device that was opened.
+struct Handles {
+    device: Device,
+    setup: WgpuSetup,
+    /// See `subnormals.rs`.
+    keeps_subnormals: bool,
+}
+
+/// Applies `read` to the handles of a device that [`open`](fn@crate::device::open) opened.
+fn known<T>(device: &Device, read: impl FnOnce(&mut Handles) -> T) -> Option<T> {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.values_mut().find(|handles| handles.device == *device).map(read)
+}
+
+/// Destroys a device, as if the driver had lost it.
+pub(crate) fn lose(device: &Device) {
+    known(device, |handles| handles.setup.device.destroy());
+}
+
+/// Whether a device unpacks subnormal float16 numbers; `false` for one that [`open`](fn@crate::device::open)
+/// did not open.
+pub(crate) fn keeps_subnormals(device: &Device) -> bool {
+    known(device, |handles| handles.keeps_subnormals).unwrap_or(false)
+}
+
+/// Sets the result of [`keeps_subnormals`] from now on, and returns the previous one.
+pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
+    known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
+}
 
 /// The largest square float16 matrices with float32 sums.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {

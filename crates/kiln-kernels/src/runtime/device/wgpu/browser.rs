@@ -5,11 +5,10 @@ use std::sync::{Arc, PoisonError};
 use burn::tensor::{Device, wgpu::wgpu};
 use kiln_core::{Result, device_state::DeviceState};
 
-use super::{LAUNCHES_A_SUBMISSION, info_of};
+use super::{Handles, LAUNCHES_A_SUBMISSION, OPENED, info_of};
 use crate::runtime::device::{
     info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable},
-    opened::{Handles, OPENED},
-    subnormals,
+    opened, subnormals,
 };
 
 /// Opens the device of the browser. [`open`](fn@crate::device::open) finds it from then on.
@@ -18,7 +17,7 @@ use crate::runtime::device::{
 /// [`Error::Device`](kiln_core::Error::Device) if the browser has none.
 pub(in crate::runtime::device) async fn open() -> Result<Opened> {
     let name = DeviceName::Wgpu(Some(0));
-    if let Some(opened) = opened() {
+    if let Some(opened) = opened::find(name) {
         return Ok(opened);
     }
     let options = Device::wgpu_options().tasks_max(LAUNCHES_A_SUBMISSION);
@@ -37,10 +36,9 @@ pub(in crate::runtime::device) async fn open() -> Result<Opened> {
     };
     let info = DeviceInfo { name, ..info_of(&setup.adapter, class, None) };
     let keeps_subnormals = subnormals::are_kept(&device).await;
-    let opened = Opened { device, info };
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_default().insert(0, Handles::new(opened.clone(), setup, keeps_subnormals));
-    Ok(opened)
+    all.entry(0).or_insert(Handles { device: device.clone(), setup, keeps_subnormals });
+    Ok(opened::add(Opened { device, info }))
 }
 
 /// Lists the device that was opened.
@@ -51,10 +49,6 @@ pub(in crate::runtime::device) fn infos() -> Result<Vec<DeviceInfo>> {
 /// Returns the device that was opened.
 pub(in crate::runtime::device) fn opened_before(index: Option<usize>) -> Result<Opened> {
     let why = "a browser opens its only device asynchronously; await `device::open_async` first";
-    opened().filter(|_| index.unwrap_or(0) == 0).ok_or_else(|| unavailable(DeviceName::Wgpu(index), why))
-}
-
-fn opened() -> Option<Opened> {
-    let all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    all.as_ref()?.get(&0).map(|handles| handles.opened.clone())
+    opened::find(DeviceName::Wgpu(Some(index.unwrap_or(0))))
+        .ok_or_else(|| unavailable(DeviceName::Wgpu(index), why))
 }

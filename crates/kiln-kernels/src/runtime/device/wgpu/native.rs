@@ -16,11 +16,10 @@ use kiln_core::{
     unsafe_ops,
 };
 
-use super::{LAUNCHES_A_SUBMISSION, MATRIX_UNITS, info_of};
+use super::{Handles, LAUNCHES_A_SUBMISSION, MATRIX_UNITS, OPENED, info_of};
 use crate::runtime::device::{
     info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable},
-    opened::{Handles, OPENED},
-    subnormals, system,
+    opened, subnormals, system,
 };
 
 /// Like [`LAUNCHES_A_SUBMISSION`], on a device that was lost before: one submission may have taken too long
@@ -70,17 +69,14 @@ pub(in crate::runtime::device) fn open(index: Option<usize>) -> Result<Opened> {
             format!("there are {have} adapters, numbered from 0; see `kiln devices`"),
         ));
     };
-    let mut opened =
-        OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
-    let opened = opened.get_or_insert_default();
-    if let Some(handles) = opened.get(&number) {
-        if !DeviceState::of(&handles.opened.device).is_lost() {
-            return Ok(handles.opened.clone());
+    let mut all = OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
+    if let (Some(opened), Some(handles)) = (opened::find(adapter.info.name), all.get_mut(&number)) {
+        if !DeviceState::of(&opened.device).is_lost() {
+            return Ok(opened);
         }
-        let again = open_again(handles)?;
-        let device = again.opened.clone();
-        opened.insert(number, again);
-        return Ok(device);
+        *handles = open_again(handles, adapter.info.name)?;
+        opened::replace(&opened.device, &handles.device);
+        return Ok(Opened { device: handles.device.clone(), ..opened });
     }
     let (device, setup) = Device::wgpu_options()
         .device_kind(adapter.kind)
@@ -94,9 +90,8 @@ pub(in crate::runtime::device) fn open(index: Option<usize>) -> Result<Opened> {
         DeviceInfo { matrix_units: adapter.info.matrix_units.filter(|_| has_matrix_units), ..adapter.info };
     let keeps_subnormals = block_on(subnormals::are_kept(&device));
     tracing::debug!(target: "kiln", keeps_subnormals, "opened {}", info.adapter);
-    let device = Opened { device, info };
-    opened.insert(number, Handles::new(device.clone(), setup, keeps_subnormals));
-    Ok(device)
+    all.insert(number, Handles { device: device.clone(), setup, keeps_subnormals });
+    Ok(opened::add(Opened { device, info }))
 }
 
 /// Makes errors of a device stop the work of the thread that uses it.
@@ -106,11 +101,9 @@ fn watch(device: &Device, setup: &WgpuSetup) {
 }
 
 /// Opens a new device on the adapter of one that was lost.
-fn open_again(
-    Handles { opened: lost, setup, keeps_subnormals, without_matrix_units }: &Handles,
-) -> Result<Handles> {
+fn open_again(Handles { setup, keeps_subnormals, .. }: &Handles, name: DeviceName) -> Result<Handles> {
     let failed = |e: &dyn std::fmt::Display| {
-        unavailable(lost.info.name, format!("it was lost, and opening it again failed: {e}"))
+        unavailable(name, format!("it was lost, and opening it again failed: {e}"))
     };
     // The same request as cubecl's for the first device.
     let adapter = &setup.adapter;
@@ -129,10 +122,7 @@ fn open_again(
         .init()
         .map_err(|e| failed(&e))?;
     watch(&device, &setup);
-    let opened = Opened { device, info: lost.info.clone() };
-    let mut handles = Handles::new(opened, setup, *keeps_subnormals);
-    handles.without_matrix_units.clone_from(without_matrix_units);
-    Ok(handles)
+    Ok(Handles { device, setup, keeps_subnormals: *keeps_subnormals })
 }
 
 /// Stops the work of the device's thread with a panic, like Burn's own handler. Tensors that were to be

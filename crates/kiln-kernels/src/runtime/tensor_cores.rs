@@ -1,0 +1,71 @@
+//! Matrices of NVIDIA's tensor cores in `#[cube]` functions: float16 or bfloat16 factors, float32 sums. Texts
+//! are for warps of 32 lanes.
+
+use burn::{
+    backend::cubecl::dtype_to_storage_type,
+    tensor::{DType, Device},
+};
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+use cubecl::{
+    cmma,
+    ir::{DeviceProperties, ElemType, FloatKind, features::MmaConfig},
+    prelude::*,
+};
+
+use crate::runtime::device::{info::MatrixUnits, opened::matrix_units};
+
+/// Rows and columns of a matrix.
+pub(crate) const SIZE: usize = 16;
+
+/// Lanes in a warp.
+pub(crate) const WARP: usize = 32;
+
+/// Numbers that are written at once.
+pub(crate) const EIGHT: usize = 8;
+
+/// Bytes between addresses of memory that matrices may begin at.
+pub(crate) const ALIGNMENT: usize = 32;
+
+pub(crate) type Eight<E> = Vector<E, Const<EIGHT>>;
+
+/// Reads a matrix from memory, whose rows are `pitch` eights apart.
+#[cube]
+pub(crate) fn matrix<E: Float>(
+    memory: &Shared<[Eight<E>]>,
+    from: usize,
+    #[comptime] pitch: usize,
+    #[comptime] ident: cmma::MatrixIdent,
+    #[comptime] layout: cmma::MatrixLayout,
+) -> cmma::Matrix<Eight<E>> {
+    let to = from + comptime!((SIZE - 1) * pitch + SIZE / EIGHT);
+    let stride = comptime!((pitch * EIGHT) as u32);
+    cmma::Matrix::from_slice(ident, SIZE, SIZE, SIZE, layout, memory.slice(from, to), stride)
+}
+
+/// A matrix of sums that are 0.
+#[cube]
+pub(crate) fn zeros() -> cmma::Matrix<f32> {
+    let (ident, layout) = comptime!((cmma::MatrixIdent::Accumulator, cmma::MatrixLayout::Undefined));
+    cmma::Matrix::<f32>::from_value(ident, SIZE, SIZE, SIZE, layout, 0.0)
+}
+
+/// Whether `kernel` multiplies matrices of the type of `x` on `device`, which was opened by
+/// [`open`](fn@crate::device::open).
+pub(crate) fn multiplies(kernel: &str, x: &CubeTensor, device: &Device) -> bool {
+    matches!(x.device, CubeDevice::Cuda(_))
+        && matrix_units(device, kernel).is_some()
+        && can_multiply(x.dtype, x.client.properties())
+}
+
+fn can_multiply(dtype: DType, properties: &DeviceProperties) -> bool {
+    let (elem, sums) = (dtype_to_storage_type(dtype), ElemType::Float(FloatKind::F32));
+    let [m, n, k] = [SIZE as u32; 3];
+    let units = MmaConfig { a_type: elem, b_type: elem, cd_type: sums, m, n, k };
+    properties.features.matmul.cmma.contains(&units)
+}
+
+/// The tensor cores of a device with these properties, if there are any.
+pub(crate) fn units_of(properties: &DeviceProperties) -> Option<MatrixUnits> {
+    let units = MatrixUnits { size: SIZE as u32, threads: WARP as u32, beside_lanes: true };
+    can_multiply(DType::F16, properties).then_some(units)
+}
