@@ -174,8 +174,8 @@ fn main(
     var w_rows = rows_of_lane(first.y, lane);
 
     // A driver may choose the size of subgroups. If there are fewer subgroups than parts, each computes
-    // several parts in turn.
-    // If there are more subgroups than can share parts, the others multiply, too, and store nothing.
+    // several parts in turn. If there are more subgroups than can share parts, the others multiply, too, and
+    // store nothing.
     let splits = clamp(subgroups / PARTS, 1u, SPLITS);
     let split = subgroup / PARTS;
     for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {

@@ -339,6 +339,30 @@ fn a_forward_pass_claims_its_memory_from_the_budget() {
     }
 }
 
+/// A window that is full becomes longer where more history is promised.
+#[test]
+fn a_window_that_becomes_longer_claims_its_memory_from_the_budget() {
+    for (device, opened) in devices() {
+        let model = recorded("mistral", opened);
+        let mut cache = model.cache(&Plan::dynamic()).unwrap();
+        forward(&model, &batch(&model, &[(0..40).collect()]), &mut cache);
+        let held = cache.device_bytes();
+        cache.keep_history(4000);
+        model.budget().set_limit(Some(model.weight_bytes() + held as u64 + (64 << 10)));
+        let next = batch(&model, &[vec![7]]);
+        let refused = model.causal().forward(&next, Logits::All, &mut cache);
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "on {device}");
+        assert_eq!((cache.seq_len(), cache.device_bytes()), (40, held), "nothing was changed on {device}");
+        model.budget().set_limit(None);
+        forward(&model, &next, &mut cache);
+        assert!(
+            cache.device_bytes() > held + (64 << 10),
+            "{} after {held} on {device}",
+            cache.device_bytes()
+        );
+    }
+}
+
 fn name(layer: &LayerCache) -> &'static str {
     layer.keys.as_ref().map_or("another", |keys| keys.name())
 }

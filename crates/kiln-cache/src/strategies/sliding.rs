@@ -103,26 +103,31 @@ impl SlidingPolicy {
     fn slots_for(&self, end: usize, at: &Progress<Counts>, buffer: &Buffer) -> usize {
         match buffer.slots() {
             have if end <= have => have,
+            // The ring must become longer where more history was promised.
+            have if has_wrapped(at, buffer) => have.max(self.full(at)),
             have => end.next_power_of_two().max(SMALLEST).min(self.full(at)).max(have),
         }
     }
 
     /// Grows the buffer as needed for `end` positions.
     fn grow(&self, end: usize, at: &Progress<Counts>, buffer: &mut Buffer, new: &Kv) -> Result<()> {
-        let (have, full) = (buffer.slots(), self.full(at));
-        if at.seq_len <= have {
-            // The ring has not wrapped yet: slots are positions.
-            return buffer.resize(self.slots_for(end, at, buffer), at.seq_len, new, Lifetime::UntilItGrows);
+        let slots = self.slots_for(end, at, buffer);
+        if !has_wrapped(at, buffer) {
+            return buffer.resize(slots, at.seq_len, new, Lifetime::UntilItGrows);
         }
-        if have >= full {
+        if slots == buffer.slots() {
             return Ok(());
         }
-        // The ring must become longer, because more history was promised.
         let first = at.counts.oldest;
         let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
-        buffer.resize(full, 0, new, Lifetime::UntilItGrows)?;
+        buffer.resize(slots, 0, new, Lifetime::UntilItGrows)?;
         buffer.write_from(&self.kernels, old, first)
     }
+}
+
+/// Whether positions are in other slots than those of their own numbers.
+fn has_wrapped(at: &Progress<Counts>, buffer: &Buffer) -> bool {
+    at.seq_len > buffer.slots()
 }
 
 impl Policy for SlidingPolicy {
@@ -209,11 +214,7 @@ impl KvPolicy for SlidingPolicy {
     }
 
     fn start_in_place(&self, at: &Progress<Counts>, buffer: &Buffer, n: usize) -> Option<usize> {
-        let have = buffer.slots();
-        let grows = match at.seq_len <= have {
-            true => self.slots_for(at.seq_len + n, at, buffer) > have,
-            false => have < self.full(at),
-        };
+        let grows = self.slots_for(at.seq_len + n, at, buffer) > buffer.slots();
         (at.seq_len > 0 && self.fits(n, at) && !grows).then_some(self.span(at, n).start)
     }
 
