@@ -5,6 +5,8 @@ mod decode;
 mod few;
 mod packed;
 mod prefill;
+#[cfg(feature = "cuda")]
+mod tiles;
 
 use burn::{
     backend::cubecl::dtype_to_storage_type,
@@ -245,6 +247,8 @@ fn launch(
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
     let Buffers { keys, values, from, .. } = buffers;
+    #[cfg(feature = "cuda")]
+    let device = keys.device();
     let bounded = from.is_some();
     let (keys, values, positions) = (primitive(keys), primitive(values), in_order(positions));
     let bound = from.map_or_else(|| empty(&positions, [1], DType::I32), primitive);
@@ -313,6 +317,23 @@ fn launch(
             mixed.into_tensor_arg(),
             info,
             fours,
+            is_split,
+            elems,
+        ),
+        #[cfg(feature = "cuda")]
+        (Rows::Many, _) if tiles::takes([&q, &keys, &values], &device) => tiles::attention_tiles::launch(
+            &client,
+            count(workgroups),
+            CubeDim::new_1d(tiles::LANES as u32),
+            address,
+            q.into_tensor_arg(),
+            keys.into_tensor_arg(),
+            values.into_tensor_arg(),
+            positions.into_tensor_arg(),
+            bound.into_tensor_arg(),
+            mixed.into_tensor_arg(),
+            info,
+            head_dim,
             is_split,
             elems,
         ),
