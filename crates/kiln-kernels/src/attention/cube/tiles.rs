@@ -1,6 +1,8 @@
 //! `attention_tiles` for NVIDIA's tensor cores: blocks of 32 keys, which are loaded by all warps of a
 //! workgroup. A warp takes 16 rows. Scores, and what they become, pass through memory of its own.
 
+use std::f32::consts::LN_2;
+
 use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{cmma, prelude::*};
@@ -32,11 +34,11 @@ const WEIGHTS: usize = KEYS / EIGHT + 1;
 /// The longest vectors that registers have room for.
 const LONGEST: usize = 128;
 
-/// ln 2^7, and ln 2^14. A weight is `exp(score - bar)`. `FIRST` is the largest weight's exponent when the bar
-/// of its row is set, and no exponent exceeds `MOST`: a larger one sets a new bar. Weights therefore fit
-/// float16, and those down to 2^-21 of the largest are normal numbers.
-const FIRST: f32 = 4.852_030_3;
-const MOST: f32 = 9.704_06;
+/// A weight is `exp(score - bar)`. `FIRST` is the largest weight's exponent when the bar of its row is set,
+/// and no exponent exceeds `MOST`: a larger one sets a new bar. Weights are therefore at most 2^14, which
+/// float16 holds, and those down to 2^-21 of the largest are normal numbers.
+const FIRST: f32 = 7.0 * LN_2;
+const MOST: f32 = 14.0 * LN_2;
 
 /// Less than every score, and more than [`LOWEST`], the score of hidden keys.
 const NO_BAR: f32 = -1e30;
@@ -129,14 +131,14 @@ pub(super) fn attention_tiles<E: Float, R: Float>(
     // Of the weights of this lane.
     let mut sum = f32::new(0.0);
 
-    // The slot of the first key, and the number of keys after it.
+    // The slot of the first key, the number of keys after it, and the first slot of the row.
     let slot = (usize::cast_from(begin) + info.slots - info.origin) % info.slots;
     let last = usize::cast_from(max(end - 1 - begin, 0));
-    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
-    let of_keys = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
+    let own = usize::cast_from(positions[2 * info.batch + place.batch]);
+    let from_keys = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + own * keys.stride(2);
     let from_values =
-        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
-    let key_cursor = Cursor { from: of_keys, stride: keys.stride(2), slot, last, slots: info.slots };
+        place.batch * values.stride(0) + place.kv_head * values.stride(1) + own * values.stride(2);
+    let key_cursor = Cursor { from: from_keys, stride: keys.stride(2), slot, last, slots: info.slots };
     let value_cursor = Cursor { from: from_values, stride: values.stride(2), slot, last, slots: info.slots };
 
     // Keys are loaded one block ahead of values.
