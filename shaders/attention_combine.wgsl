@@ -1,4 +1,4 @@
-// Combines the results of attention_decode for parts of the keys. One workgroup per vector of the result.
+// Combines the results of attention_decode for parts of the keys. A lane computes four numbers of a vector.
 
 alias elem = f32;
 // Whether there is a key more for each head, whose value is 0.
@@ -23,11 +23,8 @@ struct Info {
 
 const LANES = 256u;
 const LOWEST = -3.4028234e38;
-
-var<workgroup> largest: array<f32, LANES>;
-var<workgroup> sums: array<f32, LANES>;
-var<workgroup> weights: array<f32, LANES>;
-var<workgroup> shared_splits: u32;
+// Parts that are read at once: their loads do not wait for each other.
+const AT_ONCE = 4u;
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -35,71 +32,66 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let vector = group.x + group.y * groups.x;
+    let dim = info.head_dim;
+    let splits = info.splits;
+    let columns = (dim + 3u) / 4u;
+    let i = (group.x + group.y * groups.x) * LANES + lane;
+    let vector = i / columns;
     if vector >= info.vectors {
         return;
     }
-    if lane == 0u {
-        shared_splits = info.splits;
-    }
-    let splits = workgroupUniformLoad(&shared_splits);
-    let dim = info.head_dim;
-    let at = vector * splits * (dim + 2u);
-    var sink = LOWEST;
+    let width = dim + 2u;
+    let first = vector * splits * width;
+
+    var largest = LOWEST;
     if SINKS {
-        sink = sinks[vector / info.queries % info.heads * info.sink_stride];
+        largest = sinks[vector / info.queries % info.heads * info.sink_stride];
     }
-    var most = sink;
-    for (var i = lane; i < splits; i += LANES) {
-        let part = at + i * (dim + 2u) + dim;
-        if parts[part + 1u] != 0.0 {
-            most = max(most, parts[part]);
+    let sink = largest;
+    for (var base = 0u; base < splits; base += AT_ONCE) {
+        var scores: array<f32, AT_ONCE>;
+        for (var u = 0u; u < AT_ONCE; u++) {
+            let part = first + min(base + u, splits - 1u) * width;
+            scores[u] = select(parts[part + dim], LOWEST, parts[part + dim + 1u] == 0.0);
+        }
+        for (var u = 0u; u < AT_ONCE; u++) {
+            largest = max(largest, scores[u]);
         }
     }
-    largest[lane] = most;
-    for (var left = LANES / 2u; left > 0u; left /= 2u) {
-        workgroupBarrier();
-        if lane < left {
-            largest[lane] = max(largest[lane], largest[lane + left]);
-        }
-    }
-    workgroupBarrier();
-    let all = largest[0];
 
     // The parts are added in order, so that a part without visible keys changes nothing.
-    var number = 0.0;
+    var numbers = vec4<f32>();
     var total = 0.0;
     if SINKS {
-        total = exp(sink - all);
+        total = exp(sink - largest);
     }
-    for (var base = 0u; base < splits; base += LANES) {
-        let count = min(splits - base, LANES);
-        var weight = 0.0;
-        var sum = 0.0;
-        if lane < count {
-            let part = at + (base + lane) * (dim + 2u) + dim;
-            sum = parts[part + 1u];
-            if sum != 0.0 {
-                weight = exp(parts[part] - all);
-                sum *= weight;
+    // A lane has every `columns`-th number. Indices past the last one read the last one.
+    let at = min(vec4(i % columns) + vec4(0u, 1u, 2u, 3u) * columns, vec4(dim - 1u));
+    for (var base = 0u; base < splits; base += AT_ONCE) {
+        var weights: array<f32, AT_ONCE>;
+        var sums: array<f32, AT_ONCE>;
+        var vectors: array<vec4<f32>, AT_ONCE>;
+        for (var u = 0u; u < AT_ONCE; u++) {
+            let part = first + min(base + u, splits - 1u) * width;
+            sums[u] = parts[part + dim + 1u];
+            let is_seen = base + u < splits && sums[u] != 0.0;
+            weights[u] = select(0.0, exp(parts[part + dim] - largest), is_seen);
+            let places = part + at;
+            vectors[u] = vec4(parts[places.x], parts[places.y], parts[places.z], parts[places.w]);
+        }
+        for (var u = 0u; u < AT_ONCE; u++) {
+            if weights[u] != 0.0 {
+                numbers += weights[u] * vectors[u];
+                total += weights[u] * sums[u];
             }
         }
-        weights[lane] = weight;
-        sums[lane] = sum;
-        workgroupBarrier();
-        if lane < dim {
-            for (var i = 0u; i < count; i++) {
-                if weights[i] != 0.0 {
-                    number += weights[i] * parts[at + (base + i) * (dim + 2u) + lane];
-                    total += sums[i];
-                }
-            }
-        }
-        workgroupBarrier();
     }
-    if lane < dim {
-        // The result of a row that sees no keys is 0.
-        let scale = select(1.0 / total, 0.0, total == 0.0);
-        y[vector * dim + lane] = elem(number * scale);
+    // The result of a row that sees no keys is 0.
+    let scale = select(1.0 / total, 0.0, total == 0.0);
+    for (var k = 0u; k < 4u; k++) {
+        let d = i % columns + k * columns;
+        if d < dim {
+            y[vector * dim + d] = elem(numbers[k] * scale);
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use kiln::{
     DtypeChoice, Mixture, Model, ModelBuilder, Plan,
-    device::{DeviceClass, Opened},
+    device::{DeviceClass, DeviceName, Opened},
     expert::{Batch, ConfigFile, Logits, ModelCache, kernels::launches_of},
 };
 use serde_json::json;
@@ -23,11 +23,13 @@ fn is_fused(opened: &Opened) -> bool {
     opened.info.class != DeviceClass::Software || std::env::var_os("KILN_SHARE_AS_A_GPU").is_some()
 }
 
-/// Returns the maximum number of launches per token: five per layer, one more where workgroups share the
-/// keys, and some for the whole model. On a software GPU, steps are not fused.
+/// Returns the maximum number of launches per token: five per layer, and some for the whole model. Where
+/// workgroups share the keys, another launch combines their parts, except on CUDA. On a software GPU, steps
+/// are not fused.
 fn most(opened: &Opened, layers: usize, are_shared: bool) -> usize {
     let each = if is_fused(opened) { 5 } else { 9 };
-    (each + usize::from(are_shared)) * layers + 16
+    let combines = are_shared && !matches!(opened.info.name, DeviceName::Cuda(_));
+    (each + usize::from(combines)) * layers + 16
 }
 
 /// A model whose heads begin at multiples of 512 bytes: CUDA copies those that do not.

@@ -43,8 +43,10 @@ NUMBERS = {"q4_0": 1, "q8_0": 5, "q4_k": 8, "q6_k": 10}
 # The formats of layers and of the head. In Q4_K_M, values and `down` of half of the layers are Q6_K.
 MODELS = {"f16": ("f16", "f16"), "Q8_0": ("q8_0", "q8_0"), "Q4_0": ("q4_0", "q6_k"), "Q4_K_M": ("q4_k", "q6_k")}
 
-# Launches of a token: five in a layer and twelve, as the test `launches` counts, and one in a layer for attention over 1,024 keys.
-LAUNCHES = 6 * LAYERS + 12
+# Launches of a token: five in a layer and twelve, as the test `launches` counts. Attention over 1,024 keys has parts, which one more launch of a layer combines,
+# or on CUDA the last workgroups: two fences, a counter, and two reads, each of which takes the way to the cache of the GPU and back (estimated, in µs).
+LAUNCHES = 5 * LAYERS + 12
+COMBINING = 1.8
 # At commit 53d6506: launches, and the instructions of a weight in the main loop, for one row and for one of eight. The latter is not known of CUDA.
 LAUNCHES_BEFORE = {"Q4_K_M": 317}
 BEFORE_EIGHT = 15.7 / 8
@@ -128,8 +130,15 @@ def seconds(model, gpu, before):
             each = instructions(target, format, normed, turns)
         weights = rows * columns
         total += max(weights * BITS[format] / 8 / (READ * bandwidth * 1e9), weights * each / (ISSUED * issue * 1e12))
-    launches = LAUNCHES_BEFORE.get(model, 237) if before else LAUNCHES + (LAYERS // 2 if model == "Q4_K_M" else 0)
-    return total + launches * launch * 1e-6
+    if before:
+        return total + LAUNCHES_BEFORE.get(model, 237) * launch * 1e-6
+    return total + launching(gpu) + (LAYERS // 2 * launch * 1e-6 if model == "Q4_K_M" else 0)
+
+
+def launching(gpu):
+    """Seconds of a token for launches, and for combining parts."""
+    name, *_, launch = gpu
+    return (LAUNCHES * launch + LAYERS * (COMBINING if name.endswith("CUDA") else launch)) * 1e-6
 
 
 def few_step(name, target, outputs):
@@ -163,8 +172,9 @@ def batch(gpu, rows, before):
         else:
             busy = each * rows / (ISSUED * issue * 1e12)
         total += weights * max(read * passes / (READ * bandwidth * 1e9), busy)
-    launches = 2700 if before and rows > 16 else LAUNCHES + 3 * LAYERS * (passes - 1)
-    return rows / (total + launches * launch * 1e-6)
+    if before and rows > 16:
+        return rows / (total + 2700 * launch * 1e-6)
+    return rows / (total + launching(gpu) + 3 * LAYERS * (passes - 1) * launch * 1e-6)
 
 
 def prompt(gpu, tokens, format):

@@ -32,6 +32,8 @@ struct Shared {
     device: Device,
     /// Number of allocations that the device refused.
     refused: AtomicU64,
+    /// Number of errors that the device reported, refusals among them.
+    errors: AtomicU64,
     /// Number of steps that are about to be recorded.
     preparing: Mutex<usize>,
     /// Queue for copies to the device, if it can copy and compute at once.
@@ -81,6 +83,7 @@ impl DeviceState {
         let state = Self(Arc::new(Shared {
             device: device.clone(),
             refused: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
             preparing: Mutex::new(0),
             uploads: OnceLock::new(),
             lost: AtomicBool::new(false),
@@ -92,6 +95,13 @@ impl DeviceState {
     /// Counts a refusal: to be called where the device has no room for an allocation.
     pub fn report_refusal(&self) {
         self.0.refused.fetch_add(1, Ordering::Relaxed);
+        self.0.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of errors that the device reported. CUDA skips launches that read what a failed launch would
+    /// have written, so tensors that outlive an error are made again.
+    pub fn errors(&self) -> u64 {
+        self.0.errors.load(Ordering::Relaxed)
     }
 
     fn count(&self) -> u64 {
@@ -110,7 +120,7 @@ impl DeviceState {
         match error {
             Error::OutOfMemory { .. } => self.report_refusal(),
             Error::DeviceLost(_) => self.0.lost.store(true, Ordering::Relaxed),
-            _ => {}
+            _ => _ = self.0.errors.fetch_add(1, Ordering::Relaxed),
         }
         error
     }

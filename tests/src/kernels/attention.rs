@@ -1,11 +1,16 @@
 //! The definition of attention, in plain loops.
 
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use std::ops::Range;
+
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln::expert::{
-    kernels::{Attention, AttentionPacked, AttentionShape, Checked, Kernel, KvUnpack},
-    memory::{PackedBuffer, Packing, Positions},
+    kernels::{Attention, AttentionPacked, AttentionShape, Checked, Choice, Kernel, Kernels, KvUnpack},
+    memory::{DenseKv, PackedBuffer, Packing, Positions},
     read_back,
 };
+
+const SHAPE: AttentionShape =
+    AttentionShape { scale: 1.0, softcap: None, window: None, causal: true, end: None, latent: false };
 
 fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     read_back::read(tensor.clone()).unwrap().iter().collect()
@@ -127,5 +132,59 @@ fn attention_of_the_reference_equals_plain_loops() {
             let got = read_back::read(inputs.clone().reference()).unwrap();
             assert_eq!(case.difference(dtype, &got, &packed(inputs)), None, "{dtype:?}: {case:?}");
         }
+    }
+}
+
+/// More groups of rows than there are counters for, by which the last of their workgroups is known.
+#[test]
+fn many_heads_equal_some_heads() {
+    const HEADS: usize = 1100;
+    for (name, device) in kiln_testkit::devices() {
+        let kernels = Kernels::new(Choice::Auto, &device).unwrap();
+        let numbers = |tokens: usize, factor: i64| {
+            let numbers = Tensor::<1, Int>::arange(0..(HEADS * tokens * 4) as i64, &device);
+            let numbers = (numbers * factor).remainder_scalar(101).float().cast(DType::F32) / 50.0 - 1.0;
+            numbers.reshape([1, HEADS, tokens, 4])
+        };
+        let (q, keys, values) = (numbers(1, 7), numbers(300, 11), numbers(300, 13));
+        let of = |heads: Range<usize>| {
+            let [q, keys, values] =
+                [&q, &keys, &values].map(|all| all.clone().narrow(1, heads.start, heads.len()));
+            let kv = DenseKv { keys, values, start: 0, origin: 0, shared: None };
+            let positions = Positions::all_at(299, 1, &device);
+            let attention = Attention { q, chain: vec![kv], positions, shape: SHAPE, sinks: None };
+            read_back::read(kernels.run(attention)).unwrap().try_into_vec::<f32>().unwrap()
+        };
+        let parts = [of(0..400), of(400..HEADS)].concat();
+        assert!(parts == of(0..HEADS), "{name}: heads differ");
+    }
+}
+
+/// CUDA skips a launch whose input has no memory, and later those that read what it would have written.
+#[test]
+fn attention_is_computed_after_the_device_refused_it() {
+    const SLOTS: usize = 4096;
+    for (name, device) in kiln_testkit::devices().iter().filter(|(name, _)| name.starts_with("cuda")) {
+        let kernels = Kernels::new(Choice::Auto, device).unwrap();
+        let of = |q: Tensor<4>| {
+            let keys = || Tensor::<4>::ones([1, 2, SLOTS, 8], (device, DType::F32));
+            let kv = DenseKv { keys: keys(), values: keys() * 3.0, start: 0, origin: 0, shared: None };
+            let positions = Positions::all_at(SLOTS - 1, 1, device);
+            read_back::read(kernels.run(Attention {
+                q,
+                chain: vec![kv],
+                positions,
+                shape: SHAPE,
+                sinks: None,
+            }))
+        };
+        let query = || Tensor::<4>::ones([1, 4, 1, 8], (device, DType::F32));
+        let wanted = of(query()).unwrap();
+        assert!(wanted.iter::<f32>().all(|number| (number - 3.0).abs() < 1e-5), "{name}: {wanted}");
+        // 4 PiB.
+        let too_large = Tensor::<4>::zeros([1 << 20, 1 << 18, 1 << 9, 8], (device, DType::F32));
+        let refused = of(too_large.narrow(0, 0, 1).narrow(1, 0, 4).narrow(2, 0, 1));
+        assert!(refused.is_err(), "{name}: {refused:?}");
+        assert_eq!(of(query()).unwrap(), wanted, "{name}");
     }
 }

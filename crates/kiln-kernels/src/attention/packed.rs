@@ -341,7 +341,8 @@ fn wgsl(
 
     let start = recent.start;
     let recent = Buffers::new(recent, &shape).from(packed.end.clone()).seen_at(&positions);
-    let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
+    let written =
+        Written { to: &parts, parts: all, before: of_packed.splits, is_split: true, combined: None };
     launch(q.clone(), recent, None, positions.on_device.clone(), of_recent, written);
 
     let (positions, end) = (in_order(positions.on_device), primitive(packed.end));

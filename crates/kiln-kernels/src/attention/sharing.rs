@@ -118,35 +118,77 @@ pub(super) struct Written<'a> {
     pub(super) before: usize,
     /// Whether parts are written, even if there is only one.
     pub(super) is_split: bool,
+    /// The destination of all parts together, if this launch combines them.
+    pub(super) combined: Option<&'a Combined>,
+}
+
+/// The destination of a launch that combines all parts of the result.
+pub(super) struct Combined {
+    pub(super) y: CubeTensor,
+    pub(super) sinks: Option<CubeTensor>,
+    /// See [`tickets`](crate::runtime::tickets).
+    pub(super) tickets: CubeTensor,
+}
+
+impl Combined {
+    /// Prepares the last launch for queries `q`. `None` if more than four rows share a workgroup, for which
+    /// NVIDIA's compiler would need too many registers on some GPUs, or if there are fewer `tickets`.
+    pub(super) fn new(
+        q: &CubeTensor,
+        kv_heads: usize,
+        sinks: Option<&Tensor<1>>,
+        last: Sharing,
+        device: &Device,
+        tickets: impl FnOnce(&Device, usize) -> Option<CubeTensor>,
+    ) -> Option<Self> {
+        if !matches!(last.rows, Rows::Few { fours: 1, .. }) {
+            return None;
+        }
+        let tickets = tickets(device, q.meta.shape()[0] * kv_heads * last.tiles)?;
+        Some(Self { y: empty_like(q), sinks: sinks.cloned().map(primitive), tickets })
+    }
 }
 
 /// Goes over a chain of buffers, with a launch for each. If they write more than one part, or if there are
-/// sinks, a last launch combines them.
+/// sinks, the parts are combined: by the last of these launches if `tickets` has as many as it is asked for,
+/// and by one more otherwise.
 pub(super) fn over_chain(
     q: Tensor<4>,
     chain: Vec<Buffers>,
     sinks: Option<Tensor<1>>,
+    tickets: impl FnOnce(&Device, usize) -> Option<CubeTensor>,
     launch: impl Fn(CubeTensor, Buffers, Sharing, Written<'_>),
     combine: impl FnOnce(CubeTensor, Option<Tensor<1>>, DType, [usize; 4]) -> Tensor<4>,
 ) -> Tensor<4> {
-    let (dims, dtype) = (q.dims(), q.dtype());
+    let (dims, dtype, device) = (q.dims(), q.dtype(), q.device());
     let [batch, heads, queries, head_dim] = dims;
     let share = |buffers: &Buffers| {
         let [rows, kv_heads, _, dim] = buffers.keys.dims();
-        Sharing::new(dims, [rows, kv_heads, buffers.slots(), dim], &buffers.shape, &q.device())
+        Sharing::new(dims, [rows, kv_heads, buffers.slots(), dim], &buffers.shape, &device)
     };
     let sharings: Vec<_> = chain.iter().map(share).collect();
-    let splits = sharings.iter().map(|sharing| sharing.splits).sum();
+    let parts = sharings.iter().map(|sharing| sharing.splits).sum();
+    let is_split = parts > 1 || sinks.is_some();
     let q = primitive(q);
-    let is_split = splits > 1 || sinks.is_some();
     let to = match is_split {
         false => empty_like(&q),
-        true => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+        true => empty(&q, [batch * heads * queries, parts, head_dim + 2], DType::F32),
     };
-    let mut written = Written { to: &to, parts: splits, before: 0, is_split };
-    for (buffers, sharing) in chain.into_iter().zip(sharings) {
-        launch(q.clone(), buffers, sharing, written);
-        written.before += sharing.splits;
+    let combined = match (chain.last(), sharings.last()) {
+        (Some(buffers), Some(&last)) if is_split => {
+            Combined::new(&q, buffers.keys.dims()[1], sinks.as_ref(), last, &device, tickets)
+        }
+        _ => None,
+    };
+    let (mut before, launches) = (0, chain.len());
+    for (i, (buffers, sharing)) in chain.into_iter().zip(sharings).enumerate() {
+        let combined = combined.as_ref().filter(|_| i + 1 == launches);
+        launch(q.clone(), buffers, sharing, Written { to: &to, parts, before, is_split, combined });
+        before += sharing.splits;
     }
-    if is_split { combine(to, sinks, dtype, dims) } else { Tensor::from_primitive::<Cube>(to) }
+    match combined {
+        Some(Combined { y, .. }) => Tensor::from_primitive::<Cube>(y),
+        None if is_split => combine(to, sinks, dtype, dims),
+        None => Tensor::from_primitive::<Cube>(to),
+    }
 }

@@ -13,7 +13,7 @@ use super::{
     tiles,
 };
 use crate::{
-    runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+    runtime::launch::{LANES, Launch, comes_in_fours, empty, in_order, primitive, strides},
     shaders::{attention_combine, attention_decode, attention_many},
 };
 
@@ -26,7 +26,7 @@ pub(super) fn dense(
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, None, positions.clone(), sharing, written);
     };
-    over_chain(q, chain, sinks, launch, combine)
+    over_chain(q, chain, sinks, |_, _| None, launch, combine)
 }
 
 /// Attends with one query of each row, after its key and its value were written into the buffers.
@@ -40,7 +40,7 @@ pub(super) fn appending(
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, Some(new), positions.clone(), sharing, written);
     };
-    over_chain(q, vec![buffers], sinks, launch, combine)
+    over_chain(q, vec![buffers], sinks, |_, _| None, launch, combine)
 }
 
 pub(super) fn launch(
@@ -145,6 +145,6 @@ pub(super) fn combine(
         sink_stride,
     };
     let launch = Launch::new(&COMBINE, dtype, &parts.client).with(&[usize::from(has_sinks)]);
-    launch.run(vectors, [&parts, &sinks, &y], info);
+    launch.run((vectors * shape[3].div_ceil(4)).div_ceil(LANES), [&parts, &sinks, &y], info);
     Tensor::from_primitive::<Cube>(y)
 }

@@ -20,3 +20,5 @@ pub(crate) mod recording;
 pub(crate) mod shader;
 #[cfg(feature = "cuda")]
 pub(crate) mod tensor_cores;
+#[cfg(feature = "cuda")]
+pub(crate) mod tickets;

@@ -12,6 +12,9 @@ use kiln_core::{
     unsafe_ops::{self, Graph},
 };
 
+#[cfg(feature = "cuda")]
+use crate::runtime::tickets;
+
 /// The outcome of recording launches.
 #[derive(Debug)]
 #[must_use]
@@ -72,6 +75,9 @@ impl Recording {
     /// nothing was executed.
     pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Recorded<T>> {
         let state = DeviceState::of(device);
+        // While launches are recorded, none is executed that would make them. The graph keeps their memory.
+        #[cfg(feature = "cuda")]
+        state.caught(|| tickets::of_stream(device))?;
         let started = state.caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
         if !matches!(started, Ok(Ok(()))) {
             Self::prepared(&state);
@@ -81,8 +87,9 @@ impl Recording {
         // Stopped even after an error: the device must not stay in this mode.
         let graph = state.caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
         Self::prepared(&state);
+        let graph = graph.and_then(|graph| graph.map_err(|e| state.error(e)));
         let output = output?;
-        match graph.and_then(|graph| graph.map_err(|e| state.error(e))) {
+        match graph {
             Ok(graph) => {
                 let recording = Self { device: device.clone(), graph, thread: thread::current().id() };
                 Ok(Recorded::Graph(recording, output))

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::{
     Four, Info, LOWEST, Place, cap,
+    combine::{Last, combine_in_last},
     few::{largest_of_lanes, sum_of_lanes},
     four, turn, write,
 };
@@ -20,6 +21,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     positions: &Tensor<i32>,
     bound: &Tensor<i32>,
     y: &mut Tensor<R>,
+    last: ComptimeOption<Last<'_, E>>,
     info: &Info,
     // Rows per workgroup, in fours.
     #[comptime] fours: usize,
@@ -30,6 +32,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
         terminate!();
     }
     attend::<E, R, N>(q, keys, values, positions, bound, y, info, fours, split);
+    combine_in_last::<E, R>(last, &*y, positions, bound, info, fours);
 }
 
 /// [`decode`] for one query of each row, whose key and value are written into the buffers first.
@@ -41,6 +44,7 @@ pub(super) fn append<E: Float, R: Float, N: Size>(
     positions: &Tensor<i32>,
     bound: &Tensor<i32>,
     y: &mut Tensor<R>,
+    last: ComptimeOption<Last<'_, E>>,
     new_keys: &Tensor<Vector<E, N>>,
     new_values: &Tensor<Vector<E, N>>,
     info: &Info,
@@ -61,6 +65,7 @@ pub(super) fn append<E: Float, R: Float, N: Size>(
     }
     sync_storage();
     attend::<E, R, N>(q, &*keys, &*values, positions, bound, y, info, fours, split);
+    combine_in_last::<E, R>(last, &*y, positions, bound, info, fours);
 }
 
 /// Writes the vector of the newest token into a slot.
@@ -109,16 +114,7 @@ fn attend<E: Float, R: Float, N: Size>(
     #[comptime] split: bool,
 ) {
     let lane = UNIT_POS as usize;
-    let dim = info.head_dim;
-    let columns = dim.div_ceil(4);
     let place = Place::new(CUBE_POS, comptime!(4 * fours), positions, bound, info);
-    let (first_row, last_row) = (place.first_row, place.last_row);
-
-    // Query numbers of the rows, per dimension.
-    let mut rows = Shared::<[Four]>::new_slice(256usize);
-    // Sums per lane; then scores, then weights of keys.
-    let mut memory = Shared::<[Four]>::new_slice(512usize);
-    let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
         let part = place.part(info);
@@ -129,12 +125,42 @@ fn attend<E: Float, R: Float, N: Size>(
     let end = workgroup_uniform_load(&bounds[1]);
     if comptime!(split) && begin >= end {
         // No visible key: the weight is 0.
-        if lane <= last_row - first_row {
-            let number = place.vector(first_row + lane, info) * info.parts + info.before + place.split;
-            y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
+        if lane <= place.last_row - place.first_row {
+            let number = place.vector(place.first_row + lane, info) * info.parts + info.before + place.split;
+            let at = number * (info.head_dim + 2);
+            y[at + info.head_dim + 1] = R::cast_from(0.0f32);
         }
-        terminate!();
+    } else {
+        attend_between::<E, R, N>(q, keys, values, positions, y, &place, begin, end, info, fours, split);
     }
+}
+
+/// Attends to the keys at positions from `begin` to `end`. Multiply-adds are explicit: a compiler may
+/// choose others, and may choose differently for more rows.
+#[cube]
+fn attend_between<E: Float, R: Float, N: Size>(
+    q: &Tensor<E>,
+    keys: &Tensor<Vector<E, N>>,
+    values: &Tensor<Vector<E, N>>,
+    positions: &Tensor<i32>,
+    y: &mut Tensor<R>,
+    place: &Place,
+    begin: i32,
+    end: i32,
+    info: &Info,
+    #[comptime] fours: usize,
+    #[comptime] split: bool,
+) {
+    let lane = UNIT_POS as usize;
+    let dim = info.head_dim;
+    let columns = dim.div_ceil(4);
+    let (first_row, last_row) = (place.first_row, place.last_row);
+
+    // Query numbers of the rows, per dimension.
+    let mut rows = Shared::<[Four]>::new_slice(256usize);
+    // Sums per lane; then scores, then weights of keys.
+    let mut memory = Shared::<[Four]>::new_slice(512usize);
+    let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
 
     let mut i = lane;
     while i < 4 * columns * fours {
@@ -177,8 +203,8 @@ fn attend<E: Float, R: Float, N: Size>(
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
-    let key_vectors = first_vector::<E, N>(keys, &place, positions, info);
-    let value_vectors = first_vector::<E, N>(values, &place, positions, info);
+    let key_vectors = first_vector::<E, N>(keys, place, positions, info);
+    let value_vectors = first_vector::<E, N>(values, place, positions, info);
     sync_cube();
 
     // A lane takes keys at positions with the same remainder, wherever a part begins.
@@ -212,7 +238,8 @@ fn attend<E: Float, R: Float, N: Size>(
                         #[unroll]
                         for d in 0..4usize {
                             let numbers = rows[(4 * c + d) * fours + j];
-                            products[u * fours + j] += Four::new(key.extract(d)) * numbers;
+                            let sum = products[u * fours + j];
+                            products[u * fours + j] = fma(Four::new(key.extract(d)), numbers, sum);
                         }
                     }
                 }
@@ -278,7 +305,7 @@ fn attend<E: Float, R: Float, N: Size>(
                     weights.insert(r, 0.0);
                 }
             }
-            sums[j] = sums[j] * shrunk + weights;
+            sums[j] = fma(sums[j], shrunk, weights);
             memory[lane * fours + j] = weights;
         }
         sync_cube();
@@ -293,7 +320,7 @@ fn attend<E: Float, R: Float, N: Size>(
                     let weight = memory[key * fours + j];
                     #[unroll]
                     for r in 0..4usize {
-                        vectors[4 * j + r] += value * Four::new(weight.extract(r));
+                        vectors[4 * j + r] = fma(value, Four::new(weight.extract(r)), vectors[4 * j + r]);
                     }
                 }
                 key += shares;

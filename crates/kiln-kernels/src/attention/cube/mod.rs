@@ -9,19 +9,19 @@ mod prefill;
 mod tiles;
 
 use burn::{
-    backend::cubecl::dtype_to_storage_type,
-    tensor::{DType, Int as IntKind, Tensor as BurnTensor},
+    backend::{Cube, cubecl::dtype_to_storage_type},
+    tensor::{DType, Device, Int as IntKind, Tensor as BurnTensor},
 };
 use cubecl::prelude::*;
 
 use burn_cubecl::tensor::CubeTensor;
 use kiln_core::packed::{Along, Packing};
 
-use self::combine::combine_parts;
+use self::combine::{Last, combine_parts};
 use super::{
     Buffers, Limits,
     packed::AttentionPacked,
-    sharing::{Rows, Sharing, Written, over_chain},
+    sharing::{Combined, Rows, Sharing, Written, over_chain},
 };
 use crate::runtime::launch::{
     LANES, address_type, comes_in_fours, count, empty, in_order, in_rows, primitive,
@@ -218,7 +218,7 @@ pub(super) fn dense(
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, None, positions.clone(), sharing, written);
     };
-    over_chain(q, chain, sinks, launch, combine_parts)
+    over_chain(q, chain, sinks, tickets, launch, combine_parts)
 }
 
 /// Attends with one query of each row, after its key and its value were written into the buffers.
@@ -232,7 +232,21 @@ pub(super) fn appending(
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, Some(new), positions.clone(), sharing, written);
     };
-    over_chain(q, vec![buffers], sinks, launch, combine_parts)
+    over_chain(q, vec![buffers], sinks, tickets, launch, combine_parts)
+}
+
+/// At least `number` tickets for a launch whose last workgroups combine parts. `None` on devices where a
+/// workgroup cannot know that it is the last.
+#[cfg(feature = "cuda")]
+fn tickets(device: &Device, number: usize) -> Option<CubeTensor> {
+    use crate::runtime::tickets::{TICKETS, of_stream};
+
+    if number <= TICKETS { of_stream(device) } else { None }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn tickets(_: &Device, _: usize) -> Option<CubeTensor> {
+    None
 }
 
 fn launch(
@@ -296,6 +310,7 @@ fn launch(
             positions.into_tensor_arg(),
             bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
+            Last::of(written.combined),
             new_keys.into_tensor_arg(),
             new_values.into_tensor_arg(),
             info,
@@ -315,6 +330,7 @@ fn launch(
             positions.into_tensor_arg(),
             bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
+            Last::of(written.combined),
             info,
             fours,
             is_split,
@@ -357,30 +373,26 @@ fn launch(
     }
 }
 
-/// Launches attention over packed and recent keys, in the same way as the shaders.
+/// Launches attention over packed and recent keys like the shaders, but the recent ones last, because that
+/// launch may combine all parts.
 pub(super) fn packed(
     AttentionPacked { q, packed: kv, recent, positions, shape, sinks }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> BurnTensor<4> {
-    let (dims, dtype) = (q.dims(), q.dtype());
+    let (dims, dtype, device) = (q.dims(), q.dtype(), q.device());
     let [batch, heads, queries, head_dim] = dims;
     let [_, kv_heads, slots, _] = kv.keys.codes.dims();
     let q = primitive(q);
     let all = of_packed.splits + of_recent.splits;
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
-    let start = recent.start;
-    let recent = Buffers::new(recent, &shape).from(kv.end.clone()).seen_at(&positions);
-    let written = Written { to: &parts, parts: all, before: of_packed.splits, is_split: true };
-    launch(q.clone(), recent, None, positions.on_device.clone(), of_recent, written);
-
-    let (positions, end) = (in_order(positions.on_device), primitive(kv.end));
+    let (of_rows, end) = (in_order(positions.on_device.clone()), primitive(kv.end.clone()));
     let [keys, key_scales, values, value_scales] =
         [kv.keys.codes, kv.keys.scales, kv.values.codes, kv.values.scales].map(in_rows);
     let Sharing { rows: Rows::Few { fours, chunk }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
-    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, kv.origin, slots);
+    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(recent.start, kv.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
     let (key, value) = (kv.key_packing, kv.value_packing);
     let info = packed::PackedInfoLaunch::new(
@@ -421,12 +433,12 @@ pub(super) fn packed(
         count(workgroups),
         CubeDim::new_1d(LANES as u32),
         address_type([&q, &keys, &key_scales, &values, &value_scales, &parts]),
-        q.into_tensor_arg(),
+        q.clone().into_tensor_arg(),
         keys.into_tensor_arg(),
         key_scales.into_tensor_arg(),
         values.into_tensor_arg(),
         value_scales.into_tensor_arg(),
-        positions.into_tensor_arg(),
+        of_rows.into_tensor_arg(),
         end.into_tensor_arg(),
         parts.clone().into_tensor_arg(),
         info,
@@ -436,5 +448,14 @@ pub(super) fn packed(
         piece,
         dtype_to_storage_type(dtype),
     );
-    combine_parts(parts, sinks, dtype, dims)
+
+    let recent = Buffers::new(recent, &shape).from(kv.end).seen_at(&positions);
+    let combined = Combined::new(&q, kv_heads, sinks.as_ref(), of_recent, &device, tickets);
+    let before = of_packed.splits;
+    let written = Written { to: &parts, parts: all, before, is_split: true, combined: combined.as_ref() };
+    launch(q, recent, None, positions.on_device, of_recent, written);
+    match combined {
+        Some(Combined { y, .. }) => BurnTensor::from_primitive::<Cube>(y),
+        None => combine_parts(parts, sinks, dtype, dims),
+    }
 }
