@@ -2,7 +2,7 @@
 //!
 //! Blocks in a file have 17 to 210 bytes, which vector units and GPUs cannot read as words. Therefore codes,
 //! scales and minimums become separate streams. Nothing is rounded, and the number of bytes is that of the
-//! file, except that 6-bit scales get eight bits.
+//! file, except that 6-bit scales get eight bits, and that rows may end with words of no use.
 //!
 //! Codes are placed so that a shift and a mask extract vectors of four bytes from words. Four adjacent codes
 //! are a quad; a run of 32 numbers has eight quads. Quad q is, byte for byte, in
@@ -27,9 +27,9 @@ pub const SIXTEEN: usize = 16;
 /// The order of rows and their words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Row after row. A row has the low bits of all codes, then the high bits, the scales of groups, the
-    /// minimums of groups, and the scales of blocks, each of which begins at a word. A float16 scale and
-    /// minimum share a word.
+    /// Row after row, each of which begins at a multiple of four words. A row has the low bits of all codes,
+    /// then the high bits, the scales of groups, the minimums of groups, and the scales of blocks, each of
+    /// which begins at a word. A float16 scale and minimum share a word.
     Rows,
     /// Sixteen rows at a time, block after block. A block has the scales of sixteen rows, then their
     /// minimums, the scales of each group, the minimums of each group, and then the codes of each run of 32:
@@ -175,9 +175,10 @@ impl Streams {
         [self.block * self.low / 8, self.block * self.high / 8, scales, minimums, whole]
     }
 
-    /// Returns the number of words in a row of `blocks` blocks.
+    /// Returns the number of words in a row of `blocks` blocks: every row begins at a multiple of 16 bytes.
     pub fn row_words(&self, blocks: usize) -> usize {
-        self.parts().iter().map(|bytes| (bytes * blocks).div_ceil(4)).sum()
+        let words: usize = self.parts().iter().map(|bytes| (bytes * blocks).div_ceil(4)).sum();
+        words.next_multiple_of(4)
     }
 
     /// Returns the number of words in a block of sixteen rows.

@@ -1,9 +1,11 @@
 //! Reads packed weights in `#[cube]` functions: the words of `kiln_weights::streams`, row after row, like
 //! `shaders/weights_packed.wgsl`.
 //!
-//! The unit of reading is half a run of 32 numbers: two pairs of fours, 16 numbers apart. For 4-bit codes,
-//! these are both halves of two words. The format is known when a kernel is compiled.
+//! The unit is half a run of 32 numbers: two pairs of fours, 16 numbers apart. For 4-bit codes, these are
+//! both halves of two words. On CUDA, both halves of a run are read together. The format is known when a
+//! kernel is compiled.
 
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use half::f16;
 use kiln_weights::{
@@ -13,7 +15,7 @@ use kiln_weights::{
 
 use crate::{
     linear::fours::{Four, four, four_or_zero},
-    runtime::half::half_number,
+    runtime::{half::half_number, launch::is_cuda},
 };
 
 /// Numbers in half a run.
@@ -43,17 +45,28 @@ pub(crate) fn halves_of(input: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
     pub(crate) format: Format,
-    /// Whether the device has float16, so that no integer arithmetic is needed to convert it
-    pub(crate) has_half: bool,
+    /// Whether the device is CUDA, which converts float16 without integer arithmetic, and reads 16 bytes at
+    /// once.
+    pub(crate) is_cuda: bool,
     /// Whether codes of four bits become numbers with half the shifts. Codes of the first pair are then read
     /// as `16 + code / 16`, and sums in float32 lose four bits.
     pub(crate) few_shifts: bool,
 }
 
 impl Reading {
+    pub(crate) fn new(format: Format, words: &CubeTensor, few_shifts: bool) -> Self {
+        Self { format, is_cuda: is_cuda(words), few_shifts }
+    }
+
     /// The layout of blocks in words; `None` if a word has two bfloat16 numbers.
     fn streams(self) -> Option<Streams> {
         self.format.streams()
+    }
+
+    /// Whether 16 bytes are read at once. Rows of words begin at multiples of that, and so do vectors, which
+    /// have whole runs. Those for bfloat16 weights may not.
+    fn is_wide(self) -> bool {
+        self.is_cuda && self.streams().is_some()
     }
 
     /// Number of words that are read for half a run: first those with low bits of codes, then those with high
@@ -91,6 +104,17 @@ impl Reading {
         self.few_shifts && self.reads_codes() && self.streams().is_some_and(|s| (s.low, s.high) == (4, 0))
     }
 
+    /// Whether numbers are `scale · (read - zero) · steps`, with a constant for `zero`.
+    pub(crate) fn is_symmetric(self) -> bool {
+        let has_zeros = |streams: Streams| streams.groups == GroupScales::Zeros;
+        self.reads_codes() && self.streams().is_some_and(|s| !s.has_minimum && !has_zeros(s))
+    }
+
+    /// Whether numbers are codes with other zeros or with minimums.
+    pub(crate) fn has_shifts(self) -> bool {
+        self.reads_codes() && !self.is_symmetric()
+    }
+
     /// The value that [`read_four`] returns for the code 0 of a pair.
     fn base(self, pair: usize) -> f32 {
         if self.has_nibbles() && pair == 0 { FIRST } else { 1.0 }
@@ -98,7 +122,7 @@ impl Reading {
 
     /// The value that [`read_four`] returns for the number 0 of a pair, in formats without minimum and zero
     /// point.
-    fn zero(self, pair: usize) -> f32 {
+    pub(crate) fn zero(self, pair: usize) -> f32 {
         let offset = self.streams().map_or(0, |streams| streams.offset);
         if self.reads_codes() { self.base(pair) + f32::from(offset) / self.steps() } else { 0.0 }
     }
@@ -204,6 +228,71 @@ fn read_stream(
         }
     } else if comptime!(bits == 1) {
         words[place] = w[start + run] >> u32::cast_from(part * 2);
+    }
+}
+
+/// Reads the codes of a run: those of [`read_words`] for its first half, then for its second.
+#[cube]
+pub(crate) fn read_run(
+    halves: &mut Sequence<Array<u32>>,
+    w: &Tensor<u32>,
+    at: usize,
+    run: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) {
+    match comptime!(if reading.is_wide() { reading.streams() } else { None }) {
+        Some(streams) => {
+            let mut first = Array::<u32>::new(comptime!(reading.words()));
+            let mut second = Array::<u32>::new(comptime!(reading.words()));
+            let place = comptime!(words_of(streams.low));
+            let start = at + input / 32 * comptime!(streams.low);
+            read_run_of_stream(&mut first, &mut second, 0usize, w, at, run, comptime!(streams.low));
+            read_run_of_stream(&mut first, &mut second, place, w, start, run, comptime!(streams.high));
+            halves.push(first);
+            halves.push(second);
+        }
+        None => {
+            halves.push(read_words(w, at, 2 * run, input, reading));
+            halves.push(read_words(w, at, 2 * run + 1, input, reading));
+        }
+    }
+}
+
+/// Reads both halves of a run from a stream like [`read_stream`], with one load or two.
+#[cube]
+fn read_run_of_stream(
+    first: &mut Array<u32>,
+    second: &mut Array<u32>,
+    #[comptime] place: usize,
+    w: &Tensor<u32>,
+    start: usize,
+    run: usize,
+    #[comptime] bits: usize,
+) {
+    if comptime!(bits >= 4) {
+        let fours = w.as_slice().as_vectorized().with_vector_size::<Const<4>>();
+        let loads = comptime!(bits / 4);
+        #[unroll]
+        for load in 0..loads {
+            let four = fours[start / 4 + run * loads + load];
+            #[unroll]
+            for i in 0..2usize {
+                first[comptime!(place + 2 * load + i)] = four.extract(i);
+                second[comptime!(place + 2 * load + i)] = four.extract(comptime!(i + 2));
+            }
+        }
+    } else if comptime!(bits == 2) {
+        let two = w.as_slice().as_vectorized().with_vector_size::<Const<2>>()[start / 2 + run];
+        #[unroll]
+        for i in 0..2usize {
+            first[comptime!(place + i)] = two.extract(i);
+            second[comptime!(place + i)] = two.extract(i) >> 4u32;
+        }
+    } else if comptime!(bits == 1) {
+        let word = w[start + run];
+        first[place] = word;
+        second[place] = word >> 2u32;
     }
 }
 
@@ -362,7 +451,7 @@ fn byte_at(w: &Tensor<u32>, start: usize, i: usize) -> u32 {
 fn float_of(bits: u32, #[comptime] reading: Reading) -> f32 {
     if comptime!(reading.streams().is_some_and(|streams| streams.scale == ScaleType::Bf16)) {
         f32::reinterpret(bits << 16u32)
-    } else if comptime!(reading.has_half) {
+    } else if comptime!(reading.is_cuda) {
         f32::cast_from(f16::reinterpret(u16::cast_from(bits)))
     } else {
         half_number(bits)
@@ -384,6 +473,32 @@ pub(crate) fn write_table(memory: &mut Shared<[f32]>, #[comptime] reading: Readi
             memory[lane] = own;
         }
         sync_cube();
+    }
+}
+
+/// Reads the eight numbers of a vector from 4 c on, where c is even, like two of [`four_at`].
+#[cube]
+pub(crate) fn eight_at<E: Float, N: Size>(
+    tensor: &Tensor<Vector<E, N>>,
+    at: usize,
+    c: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) -> (Four, Four) {
+    if comptime!(reading.is_wide()) {
+        let eights = tensor.as_slice().with_vector_size::<Const<8>>();
+        let eight = eights[at / 8 + c / 2];
+        let (mut first, mut second) = (Four::new(0.0), Four::new(0.0));
+        #[unroll]
+        for i in 0..4usize {
+            first.insert(i, f32::cast_from(eight.extract(i)));
+            second.insert(i, f32::cast_from(eight.extract(comptime!(i + 4))));
+        }
+        (first, second)
+    } else {
+        let first = four_at::<E, N>(tensor, at, c, input, reading);
+        let second = four_at::<E, N>(tensor, at, c + 1, input, reading);
+        (first, second)
     }
 }
 

@@ -198,7 +198,7 @@ mod cube {
             fours::Four,
             packed_reader::{ONE, Reading, TABLE, halves_of, read_four, read_group, read_words, write_table},
         },
-        runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
+        runtime::launch::{LANES, address_type, count, empty, in_rows},
     };
 
     /// A lane unpacks half a run.
@@ -246,7 +246,7 @@ mod cube {
             None => matrix.words,
         });
         let y = empty(&words, [rows, columns], matrix.use_as.dtype);
-        let halves = halves_of(columns);
+        let (halves, reading) = (halves_of(columns), Reading::new(format, &words, false));
         unpack::launch(
             &y.client,
             count((rows * halves).div_ceil(LANES)),
@@ -258,7 +258,7 @@ mod cube {
             rows,
             columns,
             halves,
-            Reading { format, has_half: has_half(&y), few_shifts: false },
+            reading,
             dtype_to_storage_type(y.dtype),
         );
         BurnTensor::from_primitive::<Cube>(y)

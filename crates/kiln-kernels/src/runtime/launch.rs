@@ -98,8 +98,7 @@ pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     is_software && !*AS_A_GPU
 }
 
-/// Whether kernels on the device of `tensor` may use float16 numbers. All CUDA devices have them.
-pub(crate) fn has_half(tensor: &CubeTensor) -> bool {
+pub(crate) fn is_cuda(tensor: &CubeTensor) -> bool {
     matches!(tensor.device, CubeDevice::Cuda(_))
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Product {
 impl Product {
     pub(super) fn new(x: Tensor<4>, experts: Tensor<3, Int>, weight: &MatrixStack) -> Self {
         let ([rows, tokens, slots], [_, outputs, input]) = (experts.dims(), weight.shape());
-        // Packed weights are read by fours, and so are the vectors that they are multiplied with.
+        // Vectors that are multiplied with packed weights are read by fours or eights.
         let x = if weight.is_packed() { in_order(x) } else { primitive(x) };
         let y = empty(&x, [rows, tokens, slots, outputs], x.dtype);
         Self { x, experts: in_order(experts), y, tokens, slots, input, outputs }

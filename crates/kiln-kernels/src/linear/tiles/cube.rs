@@ -8,11 +8,11 @@ use crate::{
     linear::{
         Linear, are_of_one_type,
         matrix::Matrix,
-        packed_reader::{ONE, Reading, read_four, read_group, read_words, write_table},
+        packed_reader::{ONE, Reading, read_four, read_group, read_run, write_table},
     },
     runtime::{
         kernel::Kernel,
-        launch::{address_type, count, empty, has_half, in_order, in_rows, primitive, write_permutation},
+        launch::{address_type, count, empty, in_order, in_rows, primitive, write_permutation},
         tensor_cores::{ALIGNMENT, EIGHT, Eight, SIZE, WARP, matrix, multiplies, zeros},
     },
 };
@@ -203,15 +203,16 @@ fn unpack_run<E: Float>(
         factors[pair] = factor;
         shifts[pair] = fma(factor, -group.zero, group.minimum);
     }
+    let mut words = Sequence::<Array<u32>>::new();
+    read_run(&mut words, w, begin, run, info.input, reading);
     #[unroll]
     for half in 0..2usize {
-        let words = read_words(w, begin, 2 * run + half, info.input, reading);
         #[unroll]
         for pair in 0..2usize {
             let mut numbers = Eight::<E>::new(E::from_int(0));
             #[unroll]
             for four in 0..2usize {
-                let codes = read_four(&words, table, pair, four, info.one, reading);
+                let codes = read_four(&words[half], table, pair, four, info.one, reading);
                 #[unroll]
                 for i in 0..4usize {
                     let number = fma(codes.extract(i), factors[pair], shifts[pair]);
@@ -252,7 +253,7 @@ pub(in crate::linear) fn launch(linear: Linear) -> Result<burn::tensor::Tensor<3
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), in_order);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), in_order);
     let y = empty(&x, [batch, tokens, output], x.dtype);
-    let reading = Reading { format, has_half: has_half(&y), few_shifts: true };
+    let reading = Reading::new(format, &words, true);
     linear_tiles_packed::launch(
         &y.client.clone(),
         count(workgroups),

@@ -5,11 +5,9 @@ use cubecl::prelude::*;
 use super::{Block, expert_of, vector_of};
 use crate::{
     linear::{
-        around::cube::{
-            add_products_of_pair, add_up, added_up, numbers_of_pair, read_scaling, read_words_of_rows, sum_of,
-        },
+        around::cube::{add_products_of_pair, add_up, added_up, numbers_of_pair, read_scaling, sum_of},
         fours::{Four, dot, four, four_or_zero},
-        packed_reader::{Reading, four_at, write_table},
+        packed_reader::{Reading, eight_at, read_run, write_table},
     },
     runtime::launch::{LANES, write_permutation},
 };
@@ -113,15 +111,18 @@ pub(super) fn expert_linear_packed<E: Float, N: Size>(
     let mut run = lane % together;
     while run < end {
         let scaling = read_scaling(w, &begins, run, input, reading);
+        let mut words = Sequence::<Array<u32>>::new();
+        #[unroll]
+        for i in 0..4usize {
+            read_run(&mut words, w, begins[i], run, input, reading);
+        }
         #[unroll]
         for half in 0..2usize {
-            let words = read_words_of_rows(w, &begins, 2 * run + half, input, reading);
             #[unroll]
             for part in 0..2usize {
                 let c = run * 8 + comptime!(2 * half + 4 * part);
-                let numbers = four_at::<E, N>(x, at, c, input, reading);
-                let next = four_at::<E, N>(x, at, c + 1, input, reading);
-                let weights = numbers_of_pair(&words, &memory, part, one, reading);
+                let (numbers, next) = eight_at::<E, N>(x, at, c, input, reading);
+                let weights = numbers_of_pair(&words, half, 2usize, &memory, part, one, reading);
                 let total = sum_of(numbers, next);
                 products =
                     add_products_of_pair(products, numbers, next, total, &scaling, &weights, part, reading);

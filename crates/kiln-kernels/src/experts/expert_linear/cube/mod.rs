@@ -15,7 +15,7 @@ use crate::{
         packed::PackedMatrix,
         packed_reader::{ONE, Reading, halves_of, runs_of},
     },
-    runtime::launch::{LANES, address_type, count, empty, has_half, in_rows},
+    runtime::launch::{LANES, address_type, count, empty, in_rows},
 };
 
 /// The rows and matrices in a block, and the number of rows of a whole matrix.
@@ -104,8 +104,9 @@ fn expert_groups(
 impl Product {
     /// The words of a packed weight, and how to read them.
     fn packed(&self, matrix: &PackedMatrix, few_shifts: bool) -> (CubeTensor, Reading) {
-        let reading = Reading { format: matrix.format(), has_half: has_half(&self.y), few_shifts };
-        (in_rows(matrix.words.clone()), reading)
+        let words = in_rows(matrix.words.clone());
+        let reading = Reading::new(matrix.format(), &words, few_shifts);
+        (words, reading)
     }
 
     fn block(&self, StackBlock { members, rows, .. }: &StackBlock) -> BlockLaunch {

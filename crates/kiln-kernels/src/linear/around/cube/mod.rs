@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 
 use self::results::write_results;
 pub(crate) use self::{
-    packed::{add_products_of_pair, numbers_of_pair, read_scaling, read_words_of_rows, sum_of},
+    packed::{add_products_of_pair, numbers_of_pair, read_scaling, sum_of},
     results::{add_up, added_up},
 };
 use super::{Around, Sharing};
@@ -24,9 +24,7 @@ use crate::{
         packed_reader::{ONE, Reading, runs_of},
     },
     norm::rms_norm::NormOrder,
-    runtime::launch::{
-        LANES, address_type, comes_in_fours, count, empty, has_half, in_order, in_rows, primitive,
-    },
+    runtime::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, in_rows, primitive},
 };
 
 /// The operation that follows a product.
@@ -223,7 +221,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
     let Around { x, weight, bias, residual, norm, then } = around;
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
-    // Packed weights are read by fours, and so are the vectors that they are multiplied with.
+    // Vectors that are multiplied with packed weights are read by fours or eights.
     let packed = matches!(weight, Matrix::Packed(_));
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, [then.places(output), input], packed, &x.device());
@@ -291,6 +289,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
         Matrix::Packed(matrix) => {
             let format = matrix.format();
             let words = in_rows(matrix.words);
+            let reading = Reading::new(format, &words, y.dtype != DType::F32);
             packed::linear_packed::launch(
                 &client,
                 groups,
@@ -307,7 +306,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
                 sin.into_tensor_arg(),
                 info,
                 product,
-                Reading { format, has_half: has_half(&y), few_shifts: y.dtype != DType::F32 },
+                reading,
                 elem,
             );
         }

@@ -6,7 +6,7 @@ use super::{Info, Product, no_sums, row_at, write_results};
 use crate::{
     linear::{
         fours::{Four, dot},
-        packed_reader::{Reading, four_at, read_four, read_group, read_words, write_table},
+        packed_reader::{Reading, eight_at, read_four, read_group, read_run, read_words, write_table},
     },
     norm::rms_norm::NormOrder,
     runtime::launch::{LANES, write_permutation},
@@ -57,31 +57,36 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     let mut run = lane % together;
     while run < info.runs {
         let scaling = read_scaling(w, &begins, run, input, reading);
+        let mut words = Sequence::<Array<u32>>::new();
+        #[unroll]
+        for i in 0..4usize {
+            if comptime!(parts == 2) {
+                read_run(&mut words, w, begins[i], run, input, reading);
+            } else {
+                words.push(read_words(w, begins[i], 2 * run + part, input, reading));
+            }
+        }
         #[unroll]
         for of_turn in 0..parts {
-            let half = 2 * run + part + of_turn;
-            let words = read_words_of_rows(w, &begins, half, input, reading);
             #[unroll]
             for pair in 0..2usize {
-                let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
-                let weights = numbers_of_pair(&words, &memory, pair, info.one, reading);
+                let c = 8 * run + 2 * (part + of_turn) + comptime!(4 * pair);
+                let weights = numbers_of_pair(&words, of_turn, parts, &memory, pair, info.one, reading);
                 let mut own_scales = Array::<Four>::new(2usize);
                 if comptime!(norm.is_some()) {
-                    #[unroll]
-                    for next in 0..2usize {
-                        let mut four = four_at::<E, N>(scales, 0usize, c + next, input, reading);
-                        if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
-                            four += Four::new(1.0);
-                        }
-                        own_scales[next] = four;
+                    let (mut first, mut second) = eight_at::<E, N>(scales, 0usize, c, input, reading);
+                    if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
+                        first += Four::new(1.0);
+                        second += Four::new(1.0);
                     }
+                    own_scales[0] = first;
+                    own_scales[1] = second;
                 }
                 #[unroll]
                 for r in 0..most_rows {
                     let row = min(first_row + r, rows - 1);
                     let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
-                    let mut numbers = four_at::<E, N>(x, at, c, input, reading);
-                    let mut next = four_at::<E, N>(x, at, c + 1, input, reading);
+                    let (mut numbers, mut next) = eight_at::<E, N>(x, at, c, input, reading);
                     // The sum of the numbers.
                     let mut total = f32::new(0.0);
                     if comptime!(norm.is_some()) {
@@ -133,7 +138,8 @@ pub(super) fn linear_packed<E: Float, N: Size>(
 }
 
 /// The scaling of a run of four rows: `Σ x w` in a pair of fours is `factor · Σ x read + shift · Σ x`,
-/// because codes are multiplied as they are read. Each pair has four factors and four shifts.
+/// because codes are multiplied as they are read. Each pair has four factors and four shifts. Symmetric
+/// formats have no shifts: there it is `factor · (Σ x read - zero · Σ x)`.
 #[derive(CubeType)]
 pub(crate) struct Scaling {
     factors: Sequence<Four>,
@@ -160,7 +166,9 @@ pub(crate) fn read_scaling(
             let of_pair = read_group(w, begins[i], 2 * run, pair, input, reading);
             let steps = of_pair.scale * comptime!(reading.steps());
             factor.insert(i, steps);
-            shift.insert(i, fma(steps, -of_pair.zero, of_pair.minimum));
+            if comptime!(reading.has_shifts()) {
+                shift.insert(i, fma(steps, -of_pair.zero, of_pair.minimum));
+            }
         }
         factors.push(factor);
         shifts.push(shift);
@@ -168,27 +176,13 @@ pub(crate) fn read_scaling(
     Scaling { factors, shifts }
 }
 
-/// Reads the codes of half a run of the four rows that begin with the words `begins`.
-#[cube]
-pub(crate) fn read_words_of_rows(
-    w: &Tensor<u32>,
-    begins: &Array<usize>,
-    half: usize,
-    input: usize,
-    #[comptime] reading: Reading,
-) -> Sequence<Array<u32>> {
-    let mut words = Sequence::<Array<u32>>::new();
-    #[unroll]
-    for i in 0..4usize {
-        words.push(read_words(w, begins[i], half, input, reading));
-    }
-    words
-}
-
-/// Returns the codes in a pair of fours: the first four of each row, then the second.
+/// Returns the codes in a pair of fours: the first four of each row, then the second. `words` has those of
+/// `halves` halves of a run for each row.
 #[cube]
 pub(crate) fn numbers_of_pair(
     words: &Sequence<Array<u32>>,
+    #[comptime] half: usize,
+    #[comptime] halves: usize,
     table: &Shared<[f32]>,
     #[comptime] pair: usize,
     one: u32,
@@ -197,8 +191,9 @@ pub(crate) fn numbers_of_pair(
     let mut numbers = Array::<Four>::new(8usize);
     #[unroll]
     for i in 0..4usize {
-        numbers[i] = read_four(&words[i], table, pair, 0usize, one, reading);
-        numbers[comptime!(i + 4)] = read_four(&words[i], table, pair, 1usize, one, reading);
+        let words = &words[comptime!(i * halves + half)];
+        numbers[i] = read_four(words, table, pair, 0usize, one, reading);
+        numbers[comptime!(i + 4)] = read_four(words, table, pair, 1usize, one, reading);
     }
     numbers
 }
@@ -219,11 +214,20 @@ pub(crate) fn add_products_of_pair(
 ) -> Four {
     let (factor, shift) = (scaling.factors[pair], scaling.shifts[pair]);
     let mut added = sums;
+    let mut zero = f32::new(0.0);
+    if comptime!(reading.is_symmetric()) {
+        zero = total * comptime!(-reading.zero(pair));
+    }
     #[unroll]
     for i in 0..4usize {
-        let partial = dot_onto(dot(numbers, weights[i]), next, weights[comptime!(i + 4)]);
+        let partial = if comptime!(reading.is_symmetric()) {
+            dot_onto(zero, numbers, weights[i])
+        } else {
+            dot(numbers, weights[i])
+        };
+        let partial = dot_onto(partial, next, weights[comptime!(i + 4)]);
         let mut sum = fma(factor.extract(i), partial, added.extract(i));
-        if comptime!(reading.reads_codes()) {
+        if comptime!(reading.has_shifts()) {
             sum = fma(shift.extract(i), total, sum);
         }
         added.insert(i, sum);
