@@ -150,8 +150,8 @@ impl Combined {
 }
 
 /// Goes over a chain of buffers, with a launch for each. If they write more than one part, or if there are
-/// sinks, the parts are combined: by the last of these launches if `tickets` has as many as it is asked for,
-/// and by one more otherwise.
+/// sinks, the parts are combined: by the last of these launches if [`Combined::new`] prepares it, and by one
+/// more otherwise.
 pub(super) fn over_chain(
     q: Tensor<4>,
     chain: Vec<Buffers>,

@@ -46,16 +46,14 @@ pub(super) struct Last<'a, E: Float> {
     tickets: &'a Tensor<Atomic<u32>>,
 }
 
-impl Last<'static, f32> {
-    /// The argument of a launch with results of type `E`.
-    pub(super) fn of<E: Float>(combined: Option<&Combined>) -> ComptimeOptionArgs<Last<'static, E>> {
-        let Some(Combined { y, sinks, tickets }) = combined else {
-            return ComptimeOptionArgs::None;
-        };
-        let sinks = sinks.clone().map(CubeTensor::into_tensor_arg).into();
-        let [y, tickets] = [y, tickets].map(|tensor| tensor.clone().into_tensor_arg());
-        ComptimeOptionArgs::Some(LastLaunch::new(y, sinks, tickets))
-    }
+/// The argument of a launch with results of type `E`.
+pub(super) fn last_of<E: Float>(combined: Option<&Combined>) -> ComptimeOptionArgs<Last<'static, E>> {
+    let Some(Combined { y, sinks, tickets }) = combined else {
+        return ComptimeOptionArgs::None;
+    };
+    let sinks = sinks.clone().map(CubeTensor::into_tensor_arg).into();
+    let [y, tickets] = [y, tickets].map(|tensor| tensor.clone().into_tensor_arg());
+    ComptimeOptionArgs::Some(LastLaunch::new(y, sinks, tickets))
 }
 
 /// Combines all parts of the rows of a workgroup, those of earlier launches too, if it is the last of this

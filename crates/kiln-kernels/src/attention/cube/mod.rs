@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 use burn_cubecl::tensor::CubeTensor;
 use kiln_core::packed::{Along, Packing};
 
-use self::combine::{Last, combine_parts};
+use self::combine::{combine_parts, last_of};
 use super::{
     Buffers, Limits,
     packed::AttentionPacked,
@@ -310,7 +310,7 @@ fn launch(
             positions.into_tensor_arg(),
             bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
-            Last::of(written.combined),
+            last_of(written.combined),
             new_keys.into_tensor_arg(),
             new_values.into_tensor_arg(),
             info,
@@ -330,7 +330,7 @@ fn launch(
             positions.into_tensor_arg(),
             bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
-            Last::of(written.combined),
+            last_of(written.combined),
             info,
             fours,
             is_split,
