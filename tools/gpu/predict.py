@@ -57,7 +57,7 @@ BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89
 FEW_STEP = 214 * 128 / (64 * 64)
 FEW_ROWS = 32
 
-# Prompts: the share of multiply-adds that large products reach; `are_better_unpacked` in crates/kiln-kernels/src/linear/tiles/wgsl.rs; and cycles of a subgroup
+# Prompts: the share of multiply-adds that large products reach; `are_better_unpacked` in crates/kiln-kernels/src/linear/tiles.rs; and cycles of a subgroup
 # for 16 products of matrices in `linear_tiles`, counted by hand in RADV's listing: 32 for a product, 2 for each of 46, 101 and 138 instructions.
 MULTIPLIED = 0.8
 UNPACKED_ROWS = 512
@@ -79,8 +79,8 @@ def of_cube(target, begin, normed):
     return check.worst(check.of_cube({name: figure for (of, name), figure in FIGURES.items() if of == target}, begin, normed))
 
 
-def instructions(target, format, normed, turns):
-    """Those of a lane for a weight, if it takes so many turns of the loop, with four rows of the weight each."""
+def by_lanes(target, format, normed, turns):
+    """Instructions of a lane for a weight, if it takes so many turns of the loop, with four rows of the weight each."""
     if format == "f16":
         # 63 for 16 weights in the shader's loop (`linear-f16-0-0-0-0`). Reading them takes longer on all of these GPUs.
         return 4.0
@@ -92,10 +92,25 @@ def instructions(target, format, normed, turns):
     return (figure["loop"] + outside / turns) / 128
 
 
+def by_mma(target, format, normed, rows, columns):
+    """Instructions of a lane for a weight of this size where tensor cores multiply up to eight rows of x."""
+    figure = of_cube(target, f"linear_packed_mma-e-f16-{format}-8", normed)
+    # A turn has 128 numbers of 32 rows for the lanes of a warp, or 64.
+    each = 64 if format == "q8_0" else 128
+    turns = columns / each / warps(rows, columns)
+    return (figure["loop"] + OUTSIDE * (figure["instructions"] - figure["loop"]) / turns) / each
+
+
 def splits(rows, columns):
     """`Sharing::new` in crates/kiln-kernels/src/linear/around/mod.rs, for packed weights."""
     most = min(columns // 256, 1024 * 128 // rows)
     return 1 << min(max(most, 1), 32).bit_length() - 1
+
+
+def warps(rows, columns):
+    """Warps that share a sum: `Sharing::by_mma` in crates/kiln-kernels/src/linear/around/cube/mma.rs."""
+    most = min(columns // 128, 2048 // -(-rows // 32))
+    return 1 << min(max(most, 1), 8).bit_length() - 1
 
 
 def products(model):
@@ -119,15 +134,17 @@ def floor(model, gpu):
 
 def seconds(model, gpu, before):
     """Seconds of a token."""
-    _, target, bandwidth, issue, _, launch = gpu
+    name, target, bandwidth, issue, _, launch = gpu
     total = KV_BYTES / (READ * bandwidth * 1e9)
     for rows, columns, normed, format in products(model):
         turns = columns / (32 * 8 * splits(rows, columns))
         if before and format != "f16":
             # The norm had loads and conversions of its own then, too.
-            each = BEFORE["navi31" if target == "navi31" else "sm_89"][format] + (instructions(target, format, normed, turns) - instructions(target, format, False, 1e9))
+            each = BEFORE["navi31" if target == "navi31" else "sm_89"][format] + (by_lanes(target, format, normed, turns) - by_lanes(target, format, False, 1e9))
+        elif name.endswith("CUDA") and format != "f16":
+            each = by_mma(target, format, normed, rows, columns)
         else:
-            each = instructions(target, format, normed, turns)
+            each = by_lanes(target, format, normed, turns)
         weights = rows * columns
         total += max(weights * BITS[format] / 8 / (READ * bandwidth * 1e9), weights * each / (ISSUED * issue * 1e12))
     if before:
@@ -141,18 +158,10 @@ def launching(gpu):
     return (LAUNCHES * launch + LAYERS * (COMBINING if name.endswith("CUDA") else launch)) * 1e-6
 
 
-def few_step(name, target, outputs):
-    """Instructions of a lane for a weight of Q4_0 and 32 rows."""
-    if not name.endswith("CUDA"):
-        return FEW_STEP
-    # `Tile::new` in crates/kiln-kernels/src/linear/tiles/cube.rs. A lane unpacks a run, or two, in a turn of the loop.
-    tile = 32 if -(-outputs // 64) < 128 else 64
-    return of_cube(target, f"linear_tiles_packed-e-f16-q4_0-{tile}", False)["loop"] / tile
-
-
 def batch(gpu, rows, before):
     """Tokens a second of all rows in Q4_0."""
     name, target, bandwidth, issue, units, launch = gpu
+    is_cuda = name.endswith("CUDA") and not before
     few = units and rows > 16 and not before
     each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
     if before:
@@ -161,8 +170,13 @@ def batch(gpu, rows, before):
     for outputs, columns, _, format in products("Q4_0"):
         weights, read = outputs * columns, BITS[format] / 8
         passes = 1 if few or rows <= 16 else 2
-        if few:
-            slots = few_step(name, target, outputs) / (ISSUED * issue * 1e12)
+        if is_cuda:
+            # Tensor cores work beside the lanes. Sixteen rows take a share of the instructions that 8 and 32 rows have.
+            of = lambda rows: of_cube(target, f"linear_packed_mma-e-f16-q4_0-{rows}", False)["loop"] / 128
+            lanes = of(8) + (of(32) - of(8)) * (rows - 8) / 24
+            busy = max(lanes / (ISSUED * issue * 1e12), rows / (units * 1e12))
+        elif few:
+            slots = FEW_STEP / (ISSUED * issue * 1e12)
             # On AMD's and Apple's GPUs, matrices are multiplied by the lanes that compute the rest.
             multiplied = FEW_ROWS / (units * 1e12)
             busy = max(slots, multiplied) if target.startswith("sm") else slots + multiplied

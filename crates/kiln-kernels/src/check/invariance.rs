@@ -4,7 +4,7 @@ use burn::tensor::TensorData;
 use kiln_core::{Result, read_back};
 
 use crate::{
-    runtime::{kernel::INVARIANT_UP_TO, kernels::Kernels},
+    runtime::{choice::Implementation, kernel::INVARIANT_UP_TO, kernels::Kernels},
     testing::{case::Read, checked::Checked, cut::Extent},
 };
 
@@ -16,7 +16,11 @@ use crate::{
 pub(crate) async fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Option<String>> {
     let kernel = kernel.checked();
     let [rows, tokens] = kernel.extent();
-    if !(2..=INVARIANT_UP_TO).contains(&(rows * tokens)) {
+    let most = match kernels.implementation_of::<K>() {
+        Implementation::Cube => kernel.cube_is_invariant_up_to(),
+        _ => INVARIANT_UP_TO,
+    };
+    if !(2..=most).contains(&(rows * tokens)) {
         return Ok(None);
     }
     // The first, one in the middle and the last, each alone, and all except the last together.

@@ -23,6 +23,7 @@ pub(crate) mod packed;
 pub(crate) mod packed_lines;
 #[cfg(feature = "cube")]
 pub(crate) mod packed_reader;
+#[cfg(feature = "wgpu")]
 mod tiles;
 pub(crate) mod unpack;
 #[cfg(feature = "cube")]
@@ -129,11 +130,11 @@ impl Kernel for Linear {
         let device = self.x.device();
         let most = opened::largest_binding(&device).unwrap_or(usize::MAX);
         match &self.weight {
-            Matrix::Packed(_) if tiles::wgsl::are_better_unpacked(&self) => {
-                let multiply = |dense| tiles::wgsl::launch(dense).unwrap_or_else(Self::reference);
+            Matrix::Packed(_) if tiles::are_better_unpacked(&self) => {
+                let multiply = |dense| tiles::launch(dense).unwrap_or_else(Self::reference);
                 unpacked::product_of(self, most, Unpack::wgsl, multiply)
             }
-            _ if tiles::wgsl::takes(self.x.dtype(), &device) => tiles::wgsl::launch(self),
+            _ if tiles::takes(self.x.dtype(), &device) => tiles::launch(self),
             _ if many::is_faster(&device) => many::launch(self),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
@@ -146,16 +147,12 @@ impl Kernel for Linear {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         if self.is_for_few_rows() {
-            return Ok(around::cube::launch(self.into()));
-        }
-        #[cfg(feature = "cuda")]
-        if tiles::cube::takes(&self) {
-            return tiles::cube::launch(self);
+            return Ok(around::cube::launch(Self::NAME, self.into()));
         }
         match &self.weight {
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) if self.is_for_two_passes() => {
-                Ok(self.in_two_passes(|part| around::cube::launch(part.into())))
+                Ok(self.in_two_passes(|part| around::cube::launch(Self::NAME, part.into())))
             }
             Matrix::Packed(_) => unpacked::product_of(self, usize::MAX, Unpack::cube, Self::reference),
         }
@@ -166,6 +163,10 @@ impl Checked for Linear {
     fn extent(&self) -> [usize; 2] {
         let [rows, tokens, _] = self.x.dims();
         [rows, tokens]
+    }
+
+    fn cube_is_invariant_up_to(&self) -> usize {
+        most_rows(Self::NAME, &self.x, &self.weight)
     }
 
     fn part(self, part: Extent) -> Self {
@@ -179,14 +180,7 @@ impl Checked for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[
-            around::SHADER,
-            around::PACKED,
-            tiles::wgsl::SHADER,
-            tiles::wgsl::PACKED,
-            many::SHADER,
-            many::PACKED,
-        ];
+        return &[around::SHADER, around::PACKED, tiles::SHADER, tiles::PACKED, many::SHADER, many::PACKED];
         #[cfg(not(feature = "wgpu"))]
         &[around::SHADER, around::PACKED]
     }
@@ -326,7 +320,7 @@ impl Checked for Linear {
         let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
         let large = [([2, 250, 64], 3990), ([2, 250, 96], 3990), ([2, 520, 64], 1930), ([2, 520, 96], 1930)];
         cases.extend(large.map(|(x, output)| packed(rows, Arithmetic::Floats, x, Plain, output)));
-        // On CUDA, tiles for many rows of the weight: warps take a run, none, or several.
+        // Many rows of the weight, and of x. On CUDA, warps take a turn or several, whole or in part.
         for (format, x) in [
             (Format::Q4_0, [1, 33, 64]),
             (Format::Q6K, [1, 17, 1280]),
@@ -349,7 +343,7 @@ fn work_of(rows: usize, input: usize, output: usize) -> u64 {
 /// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
 fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
-    path == Implementation::Wgsl && (tiles::wgsl::takes(dtype, device) || many::is_faster(device))
+    path == Implementation::Wgsl && (tiles::takes(dtype, device) || many::is_faster(device))
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -386,7 +380,7 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
 impl Linear {
     /// Whether the GPU kernels for few rows take the inputs.
     fn is_for_few_rows(&self) -> bool {
-        are_few_of_one_type(&self.x, &self.weight, self.others())
+        are_few_of_one_type(Self::NAME, &self.x, &self.weight, self.others())
     }
 
     /// Whether packed weights are read twice, each time for a few rows. To unpack them moves more bytes: the
@@ -421,15 +415,31 @@ impl Linear {
     }
 }
 
-/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types
-/// `others`.
+/// Whether the GPU kernels for few rows take vectors `[rows, tokens, in]` and a weight in `kernel`, with
+/// tensors of the types `others`.
 pub(crate) fn are_few_of_one_type(
+    kernel: &str,
     x: &Tensor<3>,
     weight: &Matrix,
     others: impl Iterator<Item = DType>,
 ) -> bool {
     let [rows, tokens, _] = x.dims();
-    rows * tokens <= INVARIANT_UP_TO && are_of_one_type(x, weight, others)
+    are_of_one_type(x, weight, others)
+        && (rows * tokens <= INVARIANT_UP_TO || rows * tokens <= most_rows(kernel, x, weight))
+}
+
+/// The most rows that the GPU kernels for few rows take.
+#[cfg(feature = "cube")]
+pub(crate) fn most_rows(kernel: &str, x: &Tensor<3>, weight: &Matrix) -> usize {
+    match around::cube::tile_for(kernel, x, weight) {
+        Some(_) => around::cube::MOST_ROWS,
+        None => INVARIANT_UP_TO,
+    }
+}
+
+#[cfg(not(feature = "cube"))]
+pub(crate) fn most_rows(_: &str, _: &Tensor<3>, _: &Matrix) -> usize {
+    INVARIANT_UP_TO
 }
 
 /// Whether a GPU kernel reads the weight, there is something to multiply, and all numbers have one type.

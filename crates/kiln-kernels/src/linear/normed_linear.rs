@@ -2,10 +2,10 @@
 //! positions after it.
 //!
 //! Decoding a token this way launches few kernels, each of which reads its weights once. The root mean square
-//! divides the product, and nothing is rounded between the steps, so results differ by a few roundings from
-//! those of separate steps.
+//! divides the product, and nothing is rounded between the steps. Tensor cores are given x times the scales,
+//! rounded once. So results differ by a few roundings from those of separate steps.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use kiln_core::need::RotaryPairs;
 use kiln_weights::{
     Format,
@@ -16,7 +16,7 @@ use crate::{
     attention::rotary::Rotary,
     linear::{
         Linear, activation::Activation, are_few_of_one_type, around::Then, gated::Gated, matrix::Matrix,
-        packed::PackedLayout, packed_lines,
+        most_rows, packed::PackedLayout, packed_lines,
     },
     norm::rms_norm::{NormOrder, RmsNorm},
     runtime::{
@@ -41,9 +41,9 @@ use crate::{
 
 /// `then(norm(x) Wᵀ + b)`.
 ///
-/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO)). For more, run
-/// the steps: [`RmsNorm`], [`Linear`], [`Gated`] or [`Rotary`]. [`is_fused`](Self::is_fused) tells which
-/// applies.
+/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO)), or 64 where
+/// CUDA multiplies packed weights with tensor cores. For more, run the steps: [`RmsNorm`], [`Linear`],
+/// [`Gated`] or [`Rotary`]. [`is_fused`](Self::is_fused) tells which applies.
 #[derive(Clone, Debug)]
 pub struct NormedLinear {
     /// `[rows, tokens, in]`
@@ -116,7 +116,7 @@ impl Kernel for NormedLinear {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(around::cube::launch(self.into())) } else { Err(self) }
+        if self.is_for_few_rows() { Ok(around::cube::launch(Self::NAME, self.into())) } else { Err(self) }
     }
 }
 
@@ -124,6 +124,10 @@ impl Checked for NormedLinear {
     fn extent(&self) -> [usize; 2] {
         let [rows, tokens, _] = self.x.dims();
         [rows, tokens]
+    }
+
+    fn cube_is_invariant_up_to(&self) -> usize {
+        most_rows(Self::NAME, &self.x, &self.weight)
     }
 
     fn part(self, part: Extent) -> Self {
@@ -180,14 +184,16 @@ impl Checked for NormedLinear {
                     then,
                 }
             });
-            let lacks = move |path: Implementation, _| {
+            let lacks = move |path: Implementation, dtype, device: &Device| {
                 let takes = packed.is_none() || path.is_on_gpu();
-                !takes || given.lacks(path, x[0] * x[1])
+                let rows = x[0] * x[1];
+                let few = rows <= INVARIANT_UP_TO || packed.is_some() && takes_many_rows(path, dtype, device);
+                !takes || !few || given.lacks(path)
             };
             // Products of n numbers, with a mean square of 1, with scales of up to 1 + LARGEST. The reference
             // rounds the numbers twice, and the product; then it multiplies that by another product, or two
             // of them by sines.
-            inputs.of_format(packed).without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+            inputs.of_format(packed).without_on(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
                 let product = f64::from(factor) * LARGEST * (1.0 + LARGEST) * n.sqrt();
                 let off = product * (single * (n.sqrt() + 16.0) + 4.0 * ulp);
@@ -240,6 +246,15 @@ impl Checked for NormedLinear {
             let (x, given) = ([1, 1, input], Given::Nothing);
             cases.push(of_weight_times(SUBNORMAL_SCALES, Some(format), x, 8, given, order));
         }
+        // On CUDA, matrices of up to 32 rows.
+        for (format, x, output, given, order) in [
+            (Format::Q4_0, [2, 9, 96], 20, Given::Gate(Activation::Silu), order),
+            (Format::Q4K, [1, 33, 512], 3 * 80, rotate(2, 80, 40, 1), other),
+            (Format::Q6K, [1, 64, 256], 42, Given::Nothing, order),
+            (Format::Q8_0, [3, 13, 1024], 8170, Given::Nothing, other),
+        ] {
+            cases.push(of_weight(Some(format), x, output, given, order));
+        }
         // Tables share memory with sums, and zero points with scales.
         for (format, given) in [
             (Format::Nf4, Given::Gate(Activation::Silu)),
@@ -259,6 +274,17 @@ impl Checked for NormedLinear {
     }
 }
 
+/// Whether a GPU implementation takes more than a few rows where the weight is packed.
+#[cfg(feature = "cube")]
+fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
+    path == Implementation::Cube && around::cube::has_tiles(NormedLinear::NAME, dtype, device)
+}
+
+#[cfg(not(feature = "cube"))]
+fn takes_many_rows(_: Implementation, _: DType, _: &Device) -> bool {
+    false
+}
+
 /// The operation after the product in a case.
 #[derive(Clone, Copy, Debug)]
 enum Given {
@@ -268,12 +294,12 @@ enum Given {
 }
 
 impl Given {
-    fn lacks(self, path: Implementation, vectors: usize) -> bool {
+    fn lacks(self, path: Implementation) -> bool {
         let by_fours = match self {
             Self::Rotate { head_dim, pairs, .. } => head_dim % 4 == 0 && pairs % 2 == 0,
             _ => true,
         };
-        path == Implementation::Native || vectors > INVARIANT_UP_TO || !by_fours
+        path == Implementation::Native || !by_fours
     }
 }
 
@@ -297,7 +323,8 @@ impl NormedLinear {
             }
             _ => true,
         };
-        by_fours && are_few_of_one_type(&self.x, &self.weight, self.bias.iter().map(Tensor::dtype))
+        by_fours
+            && are_few_of_one_type(Self::NAME, &self.x, &self.weight, self.bias.iter().map(Tensor::dtype))
     }
 }
 

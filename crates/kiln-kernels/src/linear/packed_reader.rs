@@ -59,7 +59,7 @@ impl Reading {
     }
 
     /// The layout of blocks in words; `None` if a word has two bfloat16 numbers.
-    fn streams(self) -> Option<Streams> {
+    pub(crate) fn streams(self) -> Option<Streams> {
         self.format.streams()
     }
 
@@ -116,7 +116,7 @@ impl Reading {
     }
 
     /// The value that [`read_four`] returns for the code 0 of a pair.
-    fn base(self, pair: usize) -> f32 {
+    pub(crate) fn base(self, pair: usize) -> f32 {
         if self.has_nibbles() && pair == 0 { FIRST } else { 1.0 }
     }
 

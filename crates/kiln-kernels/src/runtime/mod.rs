@@ -18,7 +18,7 @@ pub(crate) mod native;
 pub(crate) mod product;
 pub(crate) mod recording;
 pub(crate) mod shader;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub(crate) mod tensor_cores;
 #[cfg(feature = "cuda")]
 pub(crate) mod tickets;

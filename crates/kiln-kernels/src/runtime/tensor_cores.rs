@@ -12,7 +12,9 @@ use cubecl::{
     prelude::*,
 };
 
-use crate::runtime::device::{info::MatrixUnits, opened::matrix_units};
+#[cfg(feature = "cuda")]
+use crate::runtime::device::info::MatrixUnits;
+use crate::runtime::device::opened::matrix_units;
 
 /// Rows and columns of a matrix.
 pub(crate) const SIZE: usize = 16;
@@ -24,6 +26,7 @@ pub(crate) const WARP: usize = 32;
 pub(crate) const EIGHT: usize = 8;
 
 /// Bytes between addresses of memory that matrices may begin at.
+#[cfg(feature = "cuda")]
 pub(crate) const ALIGNMENT: usize = 32;
 
 pub(crate) type Eight<E> = Vector<E, Const<EIGHT>>;
@@ -64,7 +67,22 @@ fn can_multiply(dtype: DType, properties: &DeviceProperties) -> bool {
     properties.features.matmul.cmma.contains(&units)
 }
 
+/// Numbers along the sum in the longest instruction of a warp (`mma.sync`) for 16 by 8 results, if there is
+/// one. Devices of compute capability 7.5 have one for 8 numbers.
+pub(crate) fn depth_of_products(dtype: DType, properties: &DeviceProperties) -> Option<usize> {
+    let (elem, sums) = (dtype_to_storage_type(dtype), ElemType::Float(FloatKind::F32));
+    let units = MmaConfig { a_type: elem, b_type: elem, cd_type: sums, m: 16, n: 8, k: 16 };
+    let matmul = &properties.features.matmul;
+    if matmul.mma.contains(&units) {
+        Some(16)
+    } else {
+        // The first devices with `ldmatrix` have it, too.
+        (dtype == DType::F16 && matmul.ldmatrix.contains(&elem)).then_some(8)
+    }
+}
+
 /// The tensor cores of a device with these properties, if there are any.
+#[cfg(feature = "cuda")]
 pub(crate) fn units_of(properties: &DeviceProperties) -> Option<MatrixUnits> {
     let units = MatrixUnits { size: SIZE as u32, threads: WARP as u32, beside_lanes: true };
     can_multiply(DType::F16, properties).then_some(units)

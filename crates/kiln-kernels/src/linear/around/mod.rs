@@ -94,10 +94,11 @@ impl Then {
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing {
-    /// Number of groups of eight lanes along a row of the weight: a power of 2, up to 32. It does not depend
-    /// on the rows of x, so that sums are the same for any number of them.
+    /// Number of groups of eight lanes along a row of the weight: a power of 2, up to 32. With tensor cores,
+    /// number of warps, up to 8. It does not depend on the rows of x, so that sums are the same for any
+    /// number of them.
     pub(crate) splits: usize,
-    /// Rows of x per workgroup: 1, 2, 4 or 8.
+    /// Rows of x per workgroup: a power of 2, up to 8, or up to 32 with tensor cores.
     together: usize,
     pub(crate) workgroups: usize,
 }

@@ -5,7 +5,9 @@ use cubecl::prelude::*;
 use super::{Block, expert_of, vector_of};
 use crate::{
     linear::{
-        around::cube::{add_products_of_pair, add_up, added_up, numbers_of_pair, read_scaling, sum_of},
+        around::cube::{
+            Partial, add_products_of_pair, add_up, added_up, numbers_of_pair, read_scaling, sum_of,
+        },
         fours::{Four, dot, four, four_or_zero},
         packed_reader::{Reading, eight_at, read_run, write_table},
     },
@@ -161,7 +163,7 @@ fn write_sums<E: Float>(
     while i < comptime!(outputs_of(splits)) {
         let output = first_output + i;
         if expert < block.experts && output < block.output {
-            let sum = added_up(&sums, 0usize, i, together);
+            let sum = added_up(&sums, 0usize, i, comptime!(Partial::of(together)));
             y[pair * block.outputs + block.first_output + output] = E::cast_from(sum);
         }
         i += LANES;

@@ -1,5 +1,6 @@
-//! The `#[cube]` functions, which take the same steps as the shader.
+//! The `#[cube]` functions, which take the same steps as the shader. On CUDA, there is one for tensor cores.
 
+mod mma;
 mod packed;
 mod results;
 
@@ -9,10 +10,14 @@ use burn::{
 };
 use cubecl::prelude::*;
 
-use self::results::write_results;
+use self::{
+    mma::{Codes, Tile},
+    results::write_results,
+};
 pub(crate) use self::{
+    mma::{MOST_ROWS, has_tiles, tile_for},
     packed::{add_products_of_pair, numbers_of_pair, read_scaling, sum_of},
-    results::{add_up, added_up},
+    results::{Partial, add_up, added_up},
 };
 use super::{Around, Sharing};
 use crate::{
@@ -40,7 +45,7 @@ enum Kind {
 struct Product {
     /// Most rows of x per workgroup
     most_rows: usize,
-    /// Number of groups of eight lanes along a row of the weight
+    /// Number of groups of eight lanes along a row of the weight, or of warps with tensor cores
     splits: usize,
     biased: bool,
     added: bool,
@@ -96,7 +101,7 @@ struct Info {
     rotated: usize,
     /// 1 if each sequence has its own angles, 0 otherwise.
     each: usize,
-    /// [`ONE`]
+    /// [`ONE`], or the bits that [`Tile::magic`] returns
     one: u32,
 }
 
@@ -217,14 +222,19 @@ fn linear<E: Float, N: Size>(
     );
 }
 
-pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
+/// Computes the product for the few rows of x that [`takes`](Around::takes) allows.
+pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     let Around { x, weight, bias, residual, norm, then } = around;
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
     // Vectors that are multiplied with packed weights are read by fours or eights.
     let packed = matches!(weight, Matrix::Packed(_));
-    let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, [then.places(output), input], packed, &x.device());
+    let shape = [then.places(output), input];
+    let tile = mma::tile_for(kernel, &x, &weight);
+    let Sharing { splits, together, workgroups } = match tile {
+        Some(_) => Sharing::by_mma(rows, shape, &x.device()),
+        None => Sharing::new(rows, shape, packed, &x.device()),
+    };
     let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
@@ -258,7 +268,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
         head_dim,
         rotated,
         each,
-        ONE,
+        tile.map_or(ONE, Tile::magic),
     );
     let product = Product { most_rows: together, splits, biased, added, norm: order, kind };
     let elem = dtype_to_storage_type(x.dtype);
@@ -290,11 +300,34 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
             let format = matrix.format();
             let words = in_rows(matrix.words);
             let reading = Reading::new(format, &words, y.dtype != DType::F32);
+            let address = address_type([&x, &words, &bias, &residual, &y]);
+            if let (Some(tile), Some(codes)) = (tile, Codes::new(reading)) {
+                mma::linear_packed_mma::launch(
+                    &client,
+                    groups,
+                    lanes,
+                    address,
+                    x.into_tensor_arg(),
+                    words.into_tensor_arg(),
+                    bias.into_tensor_arg(),
+                    residual.into_tensor_arg(),
+                    y.clone().into_tensor_arg(),
+                    scales.into_tensor_arg(),
+                    cos.into_tensor_arg(),
+                    sin.into_tensor_arg(),
+                    info,
+                    product,
+                    tile,
+                    codes,
+                    elem,
+                );
+                return burn::tensor::Tensor::from_primitive::<Cube>(y);
+            }
             packed::linear_packed::launch(
                 &client,
                 groups,
                 lanes,
-                address_type([&x, &words, &bias, &residual, &y]),
+                address,
                 4,
                 x.into_tensor_arg(),
                 words.into_tensor_arg(),

@@ -106,8 +106,8 @@ pub(in crate::linear) const SHADER: Shader = Shader {
     name: "linear_tiles",
     bindings: BINDINGS,
     text: concat!(
-        include_str!("../../../../../shaders/linear_tiles.wgsl"),
-        include_str!("../../../../../shaders/matrix_dense.wgsl")
+        include_str!("../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../shaders/matrix_dense.wgsl")
     ),
     options: &[EIGHTS, LINES],
 };
@@ -116,10 +116,10 @@ pub(in crate::linear) const PACKED: Shader = Shader {
     name: "linear_tiles_packed",
     bindings: BINDINGS,
     text: concat!(
-        include_str!("../../../../../shaders/linear_tiles.wgsl"),
-        include_str!("../../../../../shaders/matrix_packed.wgsl"),
-        include_str!("../../../../../shaders/weights_packed.wgsl"),
-        include_str!("../../../../../shaders/halves.wgsl")
+        include_str!("../../../../shaders/linear_tiles.wgsl"),
+        include_str!("../../../../shaders/matrix_packed.wgsl"),
+        include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/halves.wgsl")
     ),
     options: &[packed_lines::FORMATS, EIGHTS, LINES],
 };
