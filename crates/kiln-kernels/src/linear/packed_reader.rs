@@ -150,7 +150,7 @@ fn place_of(bits: usize, pair: usize, four: usize) -> (usize, usize) {
 }
 
 /// A mask of the lowest bits in each byte of a word.
-fn mask(bits: usize) -> u32 {
+pub(crate) fn mask(bits: usize) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 

@@ -22,7 +22,7 @@ use crate::{
         around::Sharing,
         fours::{Four, dot},
         matrix::Matrix,
-        packed_reader::{Reading, TABLE, read_group, write_table},
+        packed_reader::{Reading, TABLE, mask, read_group, write_table},
     },
     norm::rms_norm::NormOrder,
     runtime::{
@@ -731,11 +731,6 @@ fn evens_and_odds<E: Float>(four: Vector<E, Const<4>>) -> (Two<E>, Two<E>) {
         odd.insert(i, four.extract(comptime!(2 * i + 1)));
     }
     (even, odd)
-}
-
-/// A mask of the lowest bits in each byte of a word.
-fn mask(bits: usize) -> u32 {
-    0x0101_0101 * ((1 << bits) - 1)
 }
 
 /// Four numbers of x, times a power of 2 and the scales of the norm.

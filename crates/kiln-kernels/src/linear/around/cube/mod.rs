@@ -222,7 +222,8 @@ fn linear<E: Float, N: Size>(
     );
 }
 
-/// Computes the product for the few rows of x that [`takes`](Around::takes) allows.
+/// Computes the product in `kernel`, for as many rows of x as
+/// [`are_few_of_one_type`](crate::linear::are_few_of_one_type) allows.
 pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     let Around { x, weight, bias, residual, norm, then } = around;
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
