@@ -5,7 +5,7 @@ use kiln_serve::{ServeOptions, ServedModel, Server};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(kiln_examples::model_folder())?;
-    let options = ServeOptions { rows: 8, ..ServeOptions::default() };
+    let options = ServeOptions { rows: Some(8), ..ServeOptions::default() };
     let server = Server::new(vec![ServedModel::loaded("example", model)], options, "127.0.0.1:8080")?;
     println!("curl http://{}/v1/models", server.address());
     // Until it returns true.

@@ -1,9 +1,9 @@
 //! Batch invariance: the result of a token does not depend on what is computed in the same pass, bit for bit,
 //! for up to 16 tokens in total (rows times tokens). A pass that verifies several tokens therefore gives the
-//! logits of separate passes.
+//! logits of separate passes. Where a model says so, it is true of more rows with one token each.
 
 use kiln::{
-    Model, Plan, TokenId,
+    DtypeChoice, Mixture, Model, Plan, TokenId,
     device::Opened,
     expert::{
         ModelCache,
@@ -13,7 +13,7 @@ use kiln::{
 
 use crate::{
     laws::remembering,
-    support::{architectures, batch, cases_are, forward, llama_with, recorded},
+    support::{architectures, batch, cases_are, fixtures_of, forward, llama_with, recorded, some_on},
 };
 
 /// Longer than the windows of the models that have one.
@@ -84,8 +84,11 @@ fn tokens_fail(model: &Model, plan: &Plan, together: &[&[usize]]) -> Option<Stri
 fn rows_fail(model: &Model, plan: &Plan) -> Option<String> {
     let fed =
         |rows: &[Vec<TokenId>], pieces: &[usize]| fed(model, &mut model.cache(plan).unwrap(), rows, pieces);
-    // Never more than 16 tokens at once, not even at the start.
-    for (n, pieces) in [(2, vec![8, 1, 7]), (5, vec![1, 3, 2, 3]), (16, vec![1; 9])] {
+    // Never more than 16 tokens at once, not even at the start; then as many rows as the model allows.
+    let all = model.causal().exact_rows().min(64);
+    let most = Some((all, vec![1; 3])).filter(|_| all > INVARIANT_UP_TO);
+    let few = [(2, vec![8, 1, 7]), (5, vec![1, 3, 2, 3]), (INVARIANT_UP_TO, vec![1; 9])];
+    for (n, pieces) in few.into_iter().chain(most) {
         let rows: Vec<_> = (0..n).map(|row| tokens(row, pieces.iter().sum())).collect();
         let together = fed(&rows, &pieces);
         for row in [0, n - 1] {
@@ -133,6 +136,35 @@ fn logits_do_not_depend_on_other_rows_of_the_batch() {
             for (text, plan) in plans {
                 let why = rows_fail(&model, &plan);
                 failures.extend(why.map(|why| format!("{text} of {name} on {device}: {why}")));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Matrix units multiply more rows in 16 bits.
+#[test]
+fn logits_in_16_bits_do_not_depend_on_other_rows_of_the_batch() {
+    let mut failures = Vec::new();
+    for (device, opened) in devices().filter(|(device, _)| *device != "cpu") {
+        for (fits_float16, dtype) in [(true, DtypeChoice::F16), (false, DtypeChoice::Bf16)] {
+            if opened.half_dtype(fits_float16).is_none() {
+                continue;
+            }
+            for (name, quant) in some_on(device, architectures().map(|name| (name, None))).chain([
+                ("llama", None),
+                ("llama", Some(Mixture::Q8_0)),
+                ("mistral", Some(Mixture::Q4_0)),
+            ]) {
+                let folder = fixtures_of(name).join("models").join(name);
+                let builder = Model::builder(&folder).opened(opened.clone()).dtype(dtype);
+                let model = builder.quant(quant).load().unwrap();
+                if fits_float16 && name == "llama" && device.starts_with("cuda") {
+                    let want = if opened.info.matrix_units.is_some() { 64 } else { INVARIANT_UP_TO };
+                    assert_eq!(model.exact_rows(), want, "rows of {name} ({quant:?}) on {device}");
+                }
+                let why = rows_fail(&model, &Plan::dynamic());
+                failures.extend(why.map(|why| format!("{name} in {dtype} ({quant:?}) on {device}: {why}")));
             }
         }
     }

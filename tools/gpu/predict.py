@@ -94,9 +94,9 @@ def by_lanes(target, format, normed, turns):
 
 def by_mma(target, format, normed, rows, columns):
     """Instructions of a lane for a weight of this size where tensor cores multiply up to eight rows of x."""
-    figure = of_cube(target, f"linear_packed_mma-e-f16-{format}-8", normed)
+    figure = of_cube(target, "linear_mma-e-f16-8" if format == "f16" else f"linear_packed_mma-e-f16-{format}-8", normed)
     # A turn has 128 numbers of 32 rows for the lanes of a warp, or 64.
-    each = 64 if format == "q8_0" else 128
+    each = 64 if format in ("f16", "q8_0") else 128
     turns = columns / each / warps(rows, columns)
     return (figure["loop"] + OUTSIDE * (figure["instructions"] - figure["loop"]) / turns) / each
 
@@ -108,7 +108,7 @@ def splits(rows, columns):
 
 
 def warps(rows, columns):
-    """Warps that share a sum: `Sharing::by_mma` in crates/kiln-kernels/src/linear/around/cube/mma.rs."""
+    """Warps that share a sum: `Sharing::by_mma` in crates/kiln-kernels/src/linear/around/cube/mma/mod.rs."""
     most = min(columns // 128, 2048 // -(-rows // 32))
     return 1 << min(max(most, 1), 8).bit_length() - 1
 
@@ -141,7 +141,7 @@ def seconds(model, gpu, before):
         if before and format != "f16":
             # The norm had loads and conversions of its own then, too.
             each = BEFORE["navi31" if target == "navi31" else "sm_89"][format] + (by_lanes(target, format, normed, turns) - by_lanes(target, format, False, 1e9))
-        elif name.endswith("CUDA") and format != "f16":
+        elif name.endswith("CUDA") and not before:
             each = by_mma(target, format, normed, rows, columns)
         else:
             each = by_lanes(target, format, normed, turns)
@@ -167,13 +167,18 @@ def batch(gpu, rows, before):
     if before:
         each = BEFORE_EIGHT
     total = rows * KV_BYTES / (READ * bandwidth * 1e9)
-    for outputs, columns, _, format in products("Q4_0"):
+    for outputs, columns, normed, format in products("Q4_0"):
         weights, read = outputs * columns, BITS[format] / 8
         passes = 1 if few or rows <= 16 else 2
         if is_cuda:
-            # Tensor cores work beside the lanes. Sixteen rows take a share of the instructions that 8 and 32 rows have.
-            of = lambda rows: of_cube(target, f"linear_packed_mma-e-f16-q4_0-{rows}", False)["loop"] / 128
-            lanes = of(8) + (of(32) - of(8)) * (rows - 8) / 24
+            # Tensor cores work beside the lanes. Sixteen rows take a share of the instructions that 8 and 32 rows have; 64 rows are 32 twice, and find the
+            # weights in the cache the second time.
+            # Up to eight rows are normed in the launch of the product, others in one before it.
+            fused = normed and rows <= 8
+            of = lambda rows: of_cube(target, f"linear_packed_mma-e-f16-q4_0-{rows}", fused)["loop"] / 128
+            lanes = 2 * of(32) if rows == 64 else of(8) + (of(32) - of(8)) * (rows - 8) / 24 if rows > 8 else of(8)
+            total += (normed and not fused) * launch * 1e-6
+            passes = 1
             busy = max(lanes / (ISSUED * issue * 1e12), rows / (units * 1e12))
         elif few:
             slots = FEW_STEP / (ISSUED * issue * 1e12)
@@ -211,12 +216,13 @@ def tables():
             shares = [f"{floor(model, gpu) / seconds(model, gpu, before):.0%}".replace("%", " %") for before in (True, False)]
             cells.append(f"{shares[0]} / {shares[1]}, {1 / seconds(model, gpu, False):.0f} t/s")
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} |")
-    lines += ["", "| | 8 rows, before / now | 16 rows, before / now | 32 rows, before / now | 32 rows beside 16, now |", "|---|---|---|---|---|"]
+    lines += ["", "| | 8 rows, before / now | 16 rows, before / now | 32 rows, before / now | 32 rows beside 16, now | 64 rows, now |", "|---|---|---|---|---|---|"]
     # Without matrix units, wgpu multiplies more than 16 rows with a program that these formulas do not describe.
     for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
         is_known = lambda rows: gpu[1] == "navi31" or rows > 16
         cells = [f"{batch(gpu, rows, True):,.0f} / " * is_known(rows) + f"{batch(gpu, rows, False):,.0f}" for rows in (8, 16, 32)]
-        lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} |")
+        most = f"{batch(gpu, 64, False):,.0f}" if gpu[0].endswith("CUDA") else "-"
+        lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} | {most} |")
     lines += ["", "| | chunk of 256 tokens, Q4_0 / Q4_K | of 512 | largest chunk | |", "|---|---|---|---|---|"]
     for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
         # `largest_chunk` in crates/kiln/src/model/generating.rs

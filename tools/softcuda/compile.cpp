@@ -41,7 +41,10 @@ bool exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 std::string without_ptx(const std::string& line) {
     static const std::regex atom(R"(asm volatile\("atom\.relaxed\.(\w+)(?:\.noftz)?\.(\w+) %0, \[%1\], %2;" : "=\w"\((\w+)\) : "\w"\((\w+)\), "\w"\((\w+)\)\s*\);)");
     static const std::regex saturating(R"(asm\s*\("(add|sub)\.sat\.s32 %0, %1, %2;" : "=r"\((\w+)\) : "r"\((\w+)\), "r"\((\w+)\)\s*\);)");
+    static const std::regex extreme(R"(asm\s*\("(max|min)\.NaN\.f32 %0, %1, %2;" : "=f"\((\w+)\) : "f"\((.+)\), "f"\((.+)\)\);)");
     std::smatch part;
+    if (std::regex_search(line, part, extreme))
+        return part.prefix().str() + part[2].str() + " = softcuda::" + part[1].str() + "_or_nan(" + part[3].str() + ", " + part[4].str() + ");" + part.suffix().str();
     if (std::regex_search(line, part, atom)) {
         static const std::pair<const char*, const char*> types[] = {{"u32", "unsigned"}, {"s32", "int"}, {"u64", "unsigned long long"},
             {"s64", "long long"}, {"f32", "float"}, {"f64", "double"}, {"f16", "__half"}, {"f16x2", "__half2"}, {"bf16", "__nv_bfloat16"}};

@@ -58,9 +58,10 @@ pub(crate) struct ServeArgs {
     /// Let web pages of this origin ask, such as https://chat.example; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// Answers that are computed at once
-    #[arg(long, value_name = "N", default_value_t = EXACT_ROWS)]
-    rows: usize,
+    /// Answers that are computed at once [default: 16, or 64 where a GPU computes that many without changing
+    /// a bit]
+    #[arg(long, value_name = "N")]
+    rows: Option<usize>,
     /// Answers that may wait; more are refused
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let plan = args.cache.as_deref().map(Plan::named).transpose()?;
     let plans = args.allow_cache.iter().map(|cache| Plan::named(cache)).collect::<kiln::Result<_>>()?;
     let keys = args.keys()?;
-    if args.rows == 0 {
+    if args.rows == Some(0) {
         return Err(Error::Setting { name: "rows", why: "is 0, must be at least 1".to_owned() }.into());
     }
     let is_local =

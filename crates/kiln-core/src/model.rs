@@ -138,6 +138,12 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The most rows of which each, in a pass with one token of every row, has the logits that it has alone,
+    /// bit for bit. A model that does not say promises it of one.
+    fn exact_rows(&self) -> usize {
+        1
+    }
+
     /// Whether the launches of a pass follow from shapes alone, so that a step can be captured.
     fn can_be_captured(&self) -> bool {
         true

@@ -8,7 +8,8 @@
 //! there are others, it shares their passes instead.
 //!
 //! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits
-//! in passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
+//! in passes of up to [`EXACT_ROWS`] rows, or more with some models ([`CausalModel::exact_rows`]); each
+//! generation has its own settings, sampler and processors.
 
 mod prefixes;
 mod shares;
@@ -35,7 +36,8 @@ pub use self::{
 };
 use crate::generation::{Generation, Step};
 
-/// The most rows of a pass in which each row has the bits that it has alone, on every device.
+/// The most rows of a pass in which each row has the bits that it has alone, with every model and on every
+/// device.
 pub const EXACT_ROWS: usize = kiln_kernels::INVARIANT_UP_TO;
 
 /// Number of times that a generation is computed again, without a step in between, before its error is final.
@@ -172,7 +174,7 @@ impl<T: Generating> std::fmt::Debug for Engine<T> {
 
 impl<T: Generating> Engine<T> {
     /// Creates an engine that computes up to `rows` rows at once; generations beyond that wait. With more
-    /// than [`EXACT_ROWS`], bits of rows may depend on other rows on a GPU.
+    /// than [`CausalModel::exact_rows`], bits of rows may depend on other rows.
     ///
     /// # Errors
     /// [`Error::Setting`] for 0 rows.

@@ -213,6 +213,10 @@ impl CausalModel for EncoderDecoder {
         WeightBytes { held: decoder.held + self.encoder.bytes(), ..decoder }
     }
 
+    fn exact_rows(&self) -> usize {
+        self.decoder.exact_rows()
+    }
+
     fn ties_embeddings(&self) -> bool {
         self.decoder.ties_embeddings()
     }

@@ -36,9 +36,10 @@ pub use crate::{models::ServedModel, service::Service};
 /// Options of a [`Service`].
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The most choices that are computed at once, of each model. With more than [`kiln::EXACT_ROWS`], bits
-    /// of a request may depend on others on a GPU.
-    pub rows: usize,
+    /// The most choices that are computed at once, of each model. With more than
+    /// [`exact_rows`](kiln::Model::exact_rows), bits of a request may depend on others. Default: as many as
+    /// that, up to 64 on a GPU and 16 on the CPU.
+    pub rows: Option<usize>,
     /// The most choices that wait; others are refused with status 429.
     pub queue: usize,
     /// Keys of which a request needs one; empty: none is needed.
@@ -76,7 +77,7 @@ pub struct ServeOptions {
 impl Default for ServeOptions {
     fn default() -> Self {
         Self {
-            rows: kiln::EXACT_ROWS,
+            rows: None,
             queue: 256,
             keys: Vec::new(),
             origins: Vec::new(),

@@ -88,6 +88,8 @@ pub(crate) struct Served {
     pub(crate) chunk: usize,
     /// The most choices that are computed at once.
     pub(crate) rows: usize,
+    /// Whether answers have the bits that they have alone, unless they begin with an earlier answer.
+    pub(crate) is_exact: bool,
     /// The most tokens that are drafted by prompt lookup for a pass.
     pub(crate) lookup_drafts: Option<usize>,
     pub(crate) pooling: Option<Pooling>,
@@ -117,12 +119,24 @@ fn fingerprint(model: &Model, plan: Option<&Plan>, chunk: usize) -> Result<Strin
     Ok(format!("kiln-{version}-{dtype}-{short}"))
 }
 
+/// The most choices that are computed at once, unless the options say. On the CPU, which computes no faster
+/// with more, these are few.
+fn default_rows(model: &Model) -> usize {
+    /// The most for a GPU, whose kernels for few rows take no more.
+    const ROWS: usize = 64;
+
+    match model.opened().info.class {
+        DeviceClass::Cpu => EXACT_ROWS,
+        _ => model.exact_rows().min(ROWS),
+    }
+}
+
 impl Served {
     fn start(name: &str, model: Model, shared: &Common) -> Result<Self> {
         model.text_stream()?;
         let options = &shared.options;
         let default_chunk = if model.opened().info.class == DeviceClass::Cpu { 128 } else { 256 };
-        let ServeOptions { rows, .. } = *options;
+        let rows = options.rows.unwrap_or_else(|| default_rows(&model));
         let turns = shared.turns.clone();
         let transcriber = match model.causal().features() {
             Some(_) => Some(
@@ -135,8 +149,9 @@ impl Served {
         let fingerprint = fingerprint(&model, options.plan.as_ref(), chunk)?;
         shared.metrics.cache_config(name, chunk, rows, model.sizes().positions);
         Ok(Self {
-            worker: Worker::start(model.clone(), options, shared.metrics.of(name), turns)?,
+            worker: Worker::start(model.clone(), rows, options, shared.metrics.of(name), turns)?,
             rows,
+            is_exact: rows <= model.exact_rows(),
             plans: options.plans.clone(),
             chunk,
             model,
@@ -148,12 +163,6 @@ impl Served {
             transcriber,
             fingerprint,
         })
-    }
-
-    /// Whether answers have the bits that they have alone, unless they begin with an earlier answer.
-    pub(crate) fn is_exact(&self) -> bool {
-        let is_cpu = |device: &Opened| device.info.class == DeviceClass::Cpu;
-        self.rows <= EXACT_ROWS || self.model.stages().iter().all(is_cpu)
     }
 
     /// Checks that the model continues texts.

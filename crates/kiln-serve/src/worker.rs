@@ -120,11 +120,12 @@ impl Worker {
     /// Starts the task.
     pub(crate) fn start(
         model: Model,
+        rows: usize,
         options: &ServeOptions,
         metrics: ModelMetrics,
         turns_of_all: Turns,
     ) -> Result<Self> {
-        let ServeOptions { rows, queue, prefix_bytes, reuse_answers, .. } = *options;
+        let ServeOptions { queue, prefix_bytes, reuse_answers, .. } = *options;
         let engine = model.engine(rows)?.with_prefixes(prefix_bytes);
         let engine = if reuse_answers { engine.with_answers_reused() } else { engine };
         let counts = Counts {
@@ -467,8 +468,8 @@ mod tests {
     #[test]
     fn an_engine_that_panics_is_reported_and_refuses() {
         let model = Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")).unwrap();
-        let options = ServeOptions { rows: 1, queue: 1, prefix_bytes: 0, ..ServeOptions::default() };
-        let worker = Worker::start(model, &options, Metrics::new().of("demo"), Turns::default()).unwrap();
+        let options = ServeOptions { queue: 1, prefix_bytes: 0, ..ServeOptions::default() };
+        let worker = Worker::start(model, 1, &options, Metrics::new().of("demo"), Turns::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(worker.call(async |model| model.sizes().heads > 0)), Ok(true));
         assert!(!worker.has_failed());

@@ -4,7 +4,7 @@ use std::{cell::Cell, fmt};
 
 use futures_util::{StreamExt, stream};
 use js_sys::Uint8Array;
-use kiln::{EXACT_ROWS, Model, Plan};
+use kiln::{Model, Plan};
 use kiln_serve::{
     Body, ServeOptions, ServedModel, Service,
     http::{Request, Response},
@@ -25,7 +25,7 @@ pub(crate) fn start(model: &Model, prefix_bytes: Option<usize>) -> kiln::Result<
     let plans = PLANS.iter().map(|name| Plan::named(name)).collect::<kiln::Result<_>>()?;
     let served = ServedModel::loaded(model.name(), model.clone());
     let prefix_bytes = prefix_bytes.unwrap_or(PREFIX_BYTES);
-    let options = ServeOptions { rows: EXACT_ROWS, plans, prefix_bytes, ..ServeOptions::default() };
+    let options = ServeOptions { plans, prefix_bytes, ..ServeOptions::default() };
     Service::new(vec![served], options)
 }
 

@@ -190,6 +190,8 @@ template <class T, class F, class P, class V> V atom(F f, P* at, V value) {
     memcpy(&value, &old, sizeof value);
     return value;
 }
+inline float max_or_nan(float a, float b) { return a != a ? a : b != b ? b : fmaxf(a, b); }
+inline float min_or_nan(float a, float b) { return a != a ? a : b != b ? b : fminf(a, b); }
 inline int saturate(long long x) { return x < INT_MIN ? INT_MIN : x > INT_MAX ? INT_MAX : int(x); }
 }  // namespace softcuda
 template <class T> T atomicExch(T* at, T value) { return __atomic_exchange_n(at, value, __ATOMIC_RELAXED); }

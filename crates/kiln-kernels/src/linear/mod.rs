@@ -70,8 +70,8 @@ use crate::{
 /// The GPU kernels for few rows take up to 16 rows of tokens ([`INVARIANT_UP_TO`]), and twice as many in two
 /// passes where weights are packed and would have to be unpacked. For more, wgpu has one that uses matrix
 /// units, for float16 where there are any, and one for other GPUs; packed weights are unpacked first where
-/// that takes less time. CUDA has one for up to 64 rows and packed weights, which uses tensor cores. Other
-/// products are cubek's there, in the reference.
+/// that takes less time. CUDA has kernels for up to 64 rows that use tensor cores. Other products are
+/// cubek's there, in the reference.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -166,7 +166,7 @@ impl Checked for Linear {
     }
 
     fn cube_is_invariant_up_to(&self) -> usize {
-        most_rows(Self::NAME, &self.x, &self.weight)
+        most_rows(Self::NAME, &self.weight)
     }
 
     fn part(self, part: Extent) -> Self {
@@ -203,7 +203,7 @@ impl Checked for Linear {
             });
             let lacks = move |path, dtype, device: &Device| {
                 let few = x[0] * x[1] <= INVARIANT_UP_TO;
-                path != Implementation::Native && !few && !takes_many_rows(path, dtype, device)
+                path != Implementation::Native && !few && !takes_many_rows(path, x, dtype, device)
             };
             within(inputs.without_on(lacks), x[2])
         };
@@ -321,6 +321,9 @@ impl Checked for Linear {
         let large = [([2, 250, 64], 3990), ([2, 250, 96], 3990), ([2, 520, 64], 1930), ([2, 520, 96], 1930)];
         cases.extend(large.map(|(x, output)| packed(rows, Arithmetic::Floats, x, Plain, output)));
         // Many rows of the weight, and of x. On CUDA, warps take a turn or several, whole or in part.
+        for x in [[1, 33, 64], [1, 17, 1280], [2, 20, 424], [1, 20, 288]] {
+            cases.push(case(x, Plain, 8170, x[1] == 17, x[1] == 20));
+        }
         for (format, x) in [
             (Format::Q4_0, [1, 33, 64]),
             (Format::Q6K, [1, 17, 1280]),
@@ -340,14 +343,19 @@ fn work_of(rows: usize, input: usize, output: usize) -> u64 {
     if rows > INVARIANT_UP_TO { rows as u64 * input as u64 * output as u64 } else { 0 }
 }
 
-/// Whether a GPU implementation takes more than a few rows.
-#[cfg(feature = "wgpu")]
-fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
-    path == Implementation::Wgsl && (tiles::takes(dtype, device) || many::is_faster(device))
+/// Whether a GPU implementation takes these vectors, which are more than a few, and a dense weight.
+#[cfg(feature = "cube")]
+fn takes_many_rows(path: Implementation, x: [usize; 3], dtype: DType, device: &Device) -> bool {
+    match path {
+        #[cfg(feature = "wgpu")]
+        Implementation::Wgsl => tiles::takes(dtype, device) || many::is_faster(device),
+        Implementation::Cube => around::cube::has_tiles(Linear::NAME, x, false, dtype, device),
+        _ => false,
+    }
 }
 
-#[cfg(not(feature = "wgpu"))]
-fn takes_many_rows(_: Implementation, _: DType, _: &Device) -> bool {
+#[cfg(not(feature = "cube"))]
+fn takes_many_rows(_: Implementation, _: [usize; 3], _: DType, _: &Device) -> bool {
     false
 }
 
@@ -425,20 +433,20 @@ pub(crate) fn are_few_of_one_type(
 ) -> bool {
     let [rows, tokens, _] = x.dims();
     are_of_one_type(x, weight, others)
-        && (rows * tokens <= INVARIANT_UP_TO || rows * tokens <= most_rows(kernel, x, weight))
+        && (rows * tokens <= INVARIANT_UP_TO || rows * tokens <= most_rows(kernel, weight))
 }
 
 /// The most rows that the GPU kernels for few rows take.
 #[cfg(feature = "cube")]
-pub(crate) fn most_rows(kernel: &str, x: &Tensor<3>, weight: &Matrix) -> usize {
-    match around::cube::tile_for(kernel, x, weight) {
+pub(crate) fn most_rows(kernel: &str, weight: &Matrix) -> usize {
+    match around::cube::tile_for(kernel, weight) {
         Some(_) => around::cube::MOST_ROWS,
         None => INVARIANT_UP_TO,
     }
 }
 
 #[cfg(not(feature = "cube"))]
-pub(crate) fn most_rows(_: &str, _: &Tensor<3>, _: &Matrix) -> usize {
+pub(crate) fn most_rows(_: &str, _: &Matrix) -> usize {
     INVARIANT_UP_TO
 }
 

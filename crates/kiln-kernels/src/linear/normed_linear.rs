@@ -42,7 +42,7 @@ use crate::{
 /// `then(norm(x) Wᵀ + b)`.
 ///
 /// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO)), or 64 where
-/// CUDA multiplies packed weights with tensor cores. For more, run the steps: [`RmsNorm`], [`Linear`],
+/// CUDA multiplies with tensor cores. For more, run the steps: [`RmsNorm`], [`Linear`],
 /// [`Gated`] or [`Rotary`]. [`is_fused`](Self::is_fused) tells which applies.
 #[derive(Clone, Debug)]
 pub struct NormedLinear {
@@ -127,7 +127,7 @@ impl Checked for NormedLinear {
     }
 
     fn cube_is_invariant_up_to(&self) -> usize {
-        most_rows(Self::NAME, &self.x, &self.weight)
+        most_rows(Self::NAME, &self.weight)
     }
 
     fn part(self, part: Extent) -> Self {
@@ -186,8 +186,8 @@ impl Checked for NormedLinear {
             });
             let lacks = move |path: Implementation, dtype, device: &Device| {
                 let takes = packed.is_none() || path.is_on_gpu();
-                let rows = x[0] * x[1];
-                let few = rows <= INVARIANT_UP_TO || packed.is_some() && takes_many_rows(path, dtype, device);
+                let few = x[0] * x[1] <= INVARIANT_UP_TO
+                    || takes_many_rows(path, x, packed.is_some(), dtype, device);
                 !takes || !few || given.lacks(path)
             };
             // Products of n numbers, with a mean square of 1, with scales of up to 1 + LARGEST. The reference
@@ -246,7 +246,15 @@ impl Checked for NormedLinear {
             let (x, given) = ([1, 1, input], Given::Nothing);
             cases.push(of_weight_times(SUBNORMAL_SCALES, Some(format), x, 8, given, order));
         }
-        // On CUDA, matrices of up to 32 rows.
+        // On CUDA, tensor cores multiply up to 32 rows at once: whole and partial turns.
+        for (x, output, given, order) in [
+            ([1, 33, 40], 42, Given::Nothing, other),
+            ([2, 12, 128], 20, Given::Gate(Activation::Silu), order),
+            ([1, 64, 192], 3 * 80, rotate(2, 80, 40, 1), other),
+            ([3, 13, 1032], 8170, Given::Nothing, order),
+        ] {
+            cases.push(case(x, output, given, order));
+        }
         for (format, x, output, given, order) in [
             (Format::Q4_0, [2, 9, 96], 20, Given::Gate(Activation::Silu), order),
             (Format::Q4K, [1, 33, 512], 3 * 80, rotate(2, 80, 40, 1), other),
@@ -274,14 +282,20 @@ impl Checked for NormedLinear {
     }
 }
 
-/// Whether a GPU implementation takes more than a few rows where the weight is packed.
+/// Whether a GPU implementation takes these vectors, which are more than a few.
 #[cfg(feature = "cube")]
-fn takes_many_rows(path: Implementation, dtype: DType, device: &Device) -> bool {
-    path == Implementation::Cube && around::cube::has_tiles(NormedLinear::NAME, dtype, device)
+fn takes_many_rows(
+    path: Implementation,
+    x: [usize; 3],
+    is_packed: bool,
+    dtype: DType,
+    device: &Device,
+) -> bool {
+    path == Implementation::Cube && around::cube::has_tiles(NormedLinear::NAME, x, is_packed, dtype, device)
 }
 
 #[cfg(not(feature = "cube"))]
-fn takes_many_rows(_: Implementation, _: DType, _: &Device) -> bool {
+fn takes_many_rows(_: Implementation, _: [usize; 3], _: bool, _: DType, _: &Device) -> bool {
     false
 }
 

@@ -52,12 +52,12 @@ pub(crate) fn zeros() -> cmma::Matrix<f32> {
     cmma::Matrix::<f32>::from_value(ident, SIZE, SIZE, SIZE, layout, 0.0)
 }
 
-/// Whether `kernel` multiplies matrices of the type of `x` on `device`, which was opened by
-/// [`open`](fn@crate::device::open).
-pub(crate) fn multiplies(kernel: &str, x: &CubeTensor, device: &Device) -> bool {
-    matches!(x.device, CubeDevice::Cuda(_))
+/// Whether `kernel` multiplies matrices of type `dtype` on `device`, which was opened by
+/// [`open`](fn@crate::device::open), and which has a tensor.
+pub(crate) fn multiplies(kernel: &str, tensor: &CubeTensor, dtype: DType, device: &Device) -> bool {
+    matches!(tensor.device, CubeDevice::Cuda(_))
         && matrix_units(device, kernel).is_some()
-        && can_multiply(x.dtype, x.client.properties())
+        && can_multiply(dtype, tensor.client.properties())
 }
 
 fn can_multiply(dtype: DType, properties: &DeviceProperties) -> bool {
@@ -67,18 +67,12 @@ fn can_multiply(dtype: DType, properties: &DeviceProperties) -> bool {
     properties.features.matmul.cmma.contains(&units)
 }
 
-/// Numbers along the sum in the longest instruction of a warp (`mma.sync`) for 16 by 8 results, if there is
-/// one. Devices of compute capability 7.5 have one for 8 numbers.
+/// Numbers along the sum in an instruction of a warp (`mma.sync`) for 16 by 8 results, if there is one: 16,
+/// or 8 on devices of compute capability 7.5.
 pub(crate) fn depth_of_products(dtype: DType, properties: &DeviceProperties) -> Option<usize> {
     let (elem, sums) = (dtype_to_storage_type(dtype), ElemType::Float(FloatKind::F32));
-    let units = MmaConfig { a_type: elem, b_type: elem, cd_type: sums, m: 16, n: 8, k: 16 };
-    let matmul = &properties.features.matmul;
-    if matmul.mma.contains(&units) {
-        Some(16)
-    } else {
-        // The first devices with `ldmatrix` have it, too.
-        (dtype == DType::F16 && matmul.ldmatrix.contains(&elem)).then_some(8)
-    }
+    let units = |k| MmaConfig { a_type: elem, b_type: elem, cd_type: sums, m: 16, n: 8, k };
+    [16, 8].into_iter().find(|k| properties.features.matmul.mma.contains(&units(*k))).map(|k| k as usize)
 }
 
 /// The tensor cores of a device with these properties, if there are any.

@@ -14,7 +14,7 @@ use kiln_core::{
     need::LayerNeed,
     read_back::moved,
 };
-use kiln_kernels::{Activation, Kernels, NormOrder, Placement};
+use kiln_kernels::{Activation, INVARIANT_UP_TO, Implementation, Kernels, NormOrder, Placement};
 
 use super::{
     attention::{AttentionConfig, Reach},
@@ -233,6 +233,14 @@ impl DecoderConfig {
             }
         }
         Ok(())
+    }
+
+    /// Whether a block chooses among several matrices: experts, or those of the heads of latent attention.
+    fn has_stacks(&self) -> bool {
+        self.blocks.iter().any(|BlockConfig { mixer, feed_forward }| {
+            matches!(mixer, MixerConfig::Latent(_))
+                || matches!(feed_forward, Some(FeedForwardConfig::Experts(_) | FeedForwardConfig::Beside(..)))
+        })
     }
 
     /// Settings of the attention of all blocks that have attention.
@@ -577,6 +585,20 @@ impl CausalModel for Decoder {
                 in_host_memory: 0,
                 multiplied: head + projection,
             }
+    }
+
+    fn exact_rows(&self) -> usize {
+        let kernels = |linear: &Linear| {
+            let device = linear.device();
+            self.placement.iter().find(|kernels| Some(kernels.device()) == device.as_ref())
+        };
+        // The projections of a copy, which shares all weights.
+        let mut copy = self.clone();
+        let rows = copy.linears().into_iter().filter_map(|linear| Some(linear.exact_rows(kernels(linear)?)));
+        let most = if self.config.has_stacks() { INVARIANT_UP_TO } else { usize::MAX };
+        let is_native = |kernels: &Kernels| kernels.implementation() == Implementation::Native;
+        let most = if self.placement.iter().all(is_native) { usize::MAX } else { most };
+        rows.fold(most, usize::min)
     }
 
     fn expert_traffic(&self) -> Option<ExpertTraffic> {

@@ -190,6 +190,13 @@ impl Linear {
         self.weight.bytes() + bias + factors + changes
     }
 
+    /// See [`Kernels::exact_rows`].
+    pub(crate) fn exact_rows(&self, kernels: &Kernels) -> usize {
+        let changes = self.changes.iter().flat_map(|Change { a, b }| [a, b]);
+        let all = changes.chain([&self.weight]).flat_map(Rows::matrices);
+        all.map(|matrix| kernels.exact_rows(matrix)).min().unwrap_or(usize::MAX)
+    }
+
     /// Projects `x`.
     ///
     /// # Shapes

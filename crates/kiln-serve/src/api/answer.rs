@@ -266,7 +266,7 @@ impl Answer {
 
     /// Says in a response that bits may differ from those that the request has alone, if they may.
     pub(super) fn tell_inexact(&self, response: &mut Value) {
-        if self.usage.reused_answer || !self.served.is_exact() {
+        if self.usage.reused_answer || !self.served.is_exact {
             response["kiln"] = json!({ "exact": false });
         }
     }

@@ -314,7 +314,11 @@ fn the_fingerprint_tells_servers_apart_whose_bits_may_differ() {
         answer["system_fingerprint"].as_str().unwrap().to_owned()
     };
     let first = fingerprint(|options| options);
-    assert_eq!(fingerprint(|options| ServeOptions { rows: 2, ..options }), first, "no bit depends on rows");
+    assert_eq!(
+        fingerprint(|options| ServeOptions { rows: Some(2), ..options }),
+        first,
+        "no bit depends on rows"
+    );
     let others: [fn(ServeOptions) -> ServeOptions; 2] = [
         |options| ServeOptions { prefill_chunk: Some(32), ..options },
         |options| ServeOptions { plan: Some(Plan::named("quantized:nbits=4").unwrap()), ..options },

@@ -214,7 +214,7 @@ pub(crate) fn wait_for(server: &Running, running: u64) {
 
 #[test]
 fn a_client_that_leaves_costs_no_more_passes_and_a_full_queue_refuses() {
-    let server = Running::new(|options| ServeOptions { rows: 1, queue: 1, ..options });
+    let server = Running::new(|options| ServeOptions { rows: Some(1), queue: 1, ..options });
     let endless = completion("ROMEO:", 0, &json!({ "stream": true, "max_tokens": 1500 }));
     let begin = || {
         let mut reader = BufReader::new(server.post_raw("/v1/completions", &endless));

@@ -233,7 +233,8 @@ impl Model {
     }
 
     /// Creates an engine for many requests at once, which share passes: up to `rows` rows in each (continuous
-    /// batching). Each request gives the tokens that it gives alone, if `rows` is at most [`EXACT_ROWS`].
+    /// batching). Each request gives the tokens that it gives alone, if `rows` is at most
+    /// [`exact_rows`](Self::exact_rows), which is at least [`EXACT_ROWS`].
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -262,6 +263,20 @@ impl Model {
     /// [`EXACT_ROWS`]: crate::EXACT_ROWS
     pub fn engine<T: Generating>(&self, rows: usize) -> Result<Engine<T>> {
         Engine::new(self.causal().clone(), rows)
+    }
+
+    /// The most rows of an [`engine`](Self::engine) whose requests give the tokens that they give alone: any
+    /// number on the CPU, 64 on CUDA for models without experts in float16 and bfloat16 where tensor cores
+    /// multiply, and otherwise [`EXACT_ROWS`](crate::EXACT_ROWS).
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// assert!(model.exact_rows() >= kiln::EXACT_ROWS);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn exact_rows(&self) -> usize {
+        self.causal().exact_rows()
     }
 
     /// The forward pass of the model, for custom loops.

@@ -49,7 +49,7 @@ pub(super) fn takes(tensors: [&CubeTensor; 3], device: &Device) -> bool {
     let is_taken = |dim: usize| dim.is_multiple_of(SIZE) && dim <= LONGEST;
     q.meta.shape().last().is_some_and(|&dim| is_taken(dim))
         && tensors.into_iter().all(|tensor| comes_in(EIGHT, tensor))
-        && multiplies(Attention::NAME, q, device)
+        && multiplies(Attention::NAME, q, q.dtype, device)
 }
 
 #[cube(launch, address_type = "dynamic")]

@@ -231,19 +231,19 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     // Vectors that are multiplied with packed weights are read by fours or eights.
     let packed = matches!(weight, Matrix::Packed(_));
     let shape = [then.places(output), input];
-    let tile = mma::tile_for(kernel, &x, &weight);
+    let tile = mma::tile_for(kernel, &weight);
     let Sharing { splits, together, workgroups } = match tile {
         Some(_) => Sharing::by_mma(rows, shape, &x.device()),
         None => Sharing::new(rows, shape, packed, &x.device()),
     };
     let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
-    let x = if packed { in_order(x) } else { primitive(x) };
+    let x = if packed || tile.is_some() { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, then.width(output)], x.dtype);
     let eps = norm.as_ref().map_or(0.0, |norm| norm.eps) as f32;
     let scales = match norm {
-        Some(norm) if packed => in_order(norm.scale),
+        Some(norm) if packed || tile.is_some() => in_order(norm.scale),
         Some(norm) => primitive(norm.scale),
         None => empty(&x, [4], x.dtype),
     };
@@ -257,92 +257,77 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
             (Kind::Rotated, primitive(cos), primitive(sin), heads)
         }
     };
-    let info = InfoLaunch::new(
-        eps,
-        tokens,
-        input,
-        runs_of(input),
-        output,
-        rows,
-        workgroups,
-        pairs,
-        head_dim,
-        rotated,
-        each,
-        tile.map_or(ONE, Tile::magic),
-    );
+    let info = || {
+        InfoLaunch::new(
+            eps,
+            tokens,
+            input,
+            runs_of(input),
+            output,
+            rows,
+            workgroups,
+            pairs,
+            head_dim,
+            rotated,
+            each,
+            tile.map_or(ONE, Tile::magic),
+        )
+    };
+    let (x, rests, order, tile) = match (order, tile) {
+        (Some(norm), Some(tile)) if together > mma::NORMED_ROWS => {
+            let (x, rests) = mma::normed(x, &scales, norm, packed, info());
+            (x, rests, None, Some(tile.after_norm()))
+        }
+        _ => {
+            let rests = empty(&x, [1], DType::F32);
+            (x, rests, order, tile)
+        }
+    };
     let product = Product { most_rows: together, splits, biased, added, norm: order, kind };
     let elem = dtype_to_storage_type(x.dtype);
     let (client, groups, lanes) = (y.client.clone(), count(workgroups), CubeDim::new_1d(LANES as u32));
-    match weight {
-        Matrix::Dense(weight) => {
-            let weight = primitive(weight);
-            let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
-            linear::launch(
+    macro_rules! launch {
+        ($function:path, $weight:expr $(, by $width:expr)?; $($more:expr),*; $($compiled:expr),*) => {
+            $function(
                 &client,
                 groups,
                 lanes,
-                address_type([&x, &weight, &bias, &residual, &y]),
-                if fours { 4 } else { 1 },
+                address_type([&x, &$weight, &bias, &residual, &y]),
+                $($width,)?
                 x.into_tensor_arg(),
-                weight.into_tensor_arg(),
+                $weight.into_tensor_arg(),
                 bias.into_tensor_arg(),
                 residual.into_tensor_arg(),
                 y.clone().into_tensor_arg(),
                 scales.into_tensor_arg(),
                 cos.into_tensor_arg(),
                 sin.into_tensor_arg(),
-                info,
+                $($more.into_tensor_arg(),)*
+                info(),
                 product,
+                $($compiled,)*
                 elem,
-            );
+            )
+        };
+    }
+    match (weight, tile) {
+        (Matrix::Dense(weight), Some(tile)) => {
+            let weight = primitive(weight);
+            launch!(mma::linear_mma::launch, weight; rests; tile);
         }
-        Matrix::Packed(matrix) => {
+        (Matrix::Dense(weight), None) => {
+            let weight = primitive(weight);
+            let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
+            launch!(linear::launch, weight, by if fours { 4 } else { 1 }; ;);
+        }
+        (Matrix::Packed(matrix), _) => {
             let format = matrix.format();
             let words = in_rows(matrix.words);
             let reading = Reading::new(format, &words, y.dtype != DType::F32);
-            let address = address_type([&x, &words, &bias, &residual, &y]);
-            if let (Some(tile), Some(codes)) = (tile, Codes::new(reading)) {
-                mma::linear_packed_mma::launch(
-                    &client,
-                    groups,
-                    lanes,
-                    address,
-                    x.into_tensor_arg(),
-                    words.into_tensor_arg(),
-                    bias.into_tensor_arg(),
-                    residual.into_tensor_arg(),
-                    y.clone().into_tensor_arg(),
-                    scales.into_tensor_arg(),
-                    cos.into_tensor_arg(),
-                    sin.into_tensor_arg(),
-                    info,
-                    product,
-                    tile,
-                    codes,
-                    elem,
-                );
-                return burn::tensor::Tensor::from_primitive::<Cube>(y);
+            match tile.zip(Codes::new(reading)) {
+                Some((tile, codes)) => launch!(mma::linear_packed_mma::launch, words; rests; tile, codes),
+                None => launch!(packed::linear_packed::launch, words, by 4; ; reading),
             }
-            packed::linear_packed::launch(
-                &client,
-                groups,
-                lanes,
-                address,
-                4,
-                x.into_tensor_arg(),
-                words.into_tensor_arg(),
-                bias.into_tensor_arg(),
-                residual.into_tensor_arg(),
-                y.clone().into_tensor_arg(),
-                scales.into_tensor_arg(),
-                cos.into_tensor_arg(),
-                sin.into_tensor_arg(),
-                info,
-                product,
-                reading,
-                elem,
-            );
         }
     }
     burn::tensor::Tensor::from_primitive::<Cube>(y)

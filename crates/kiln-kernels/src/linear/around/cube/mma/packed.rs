@@ -1,67 +1,44 @@
-//! Products of 1 to 64 rows with packed weights on NVIDIA's tensor cores. Factors are codes and x, which
-//! 16-bit types hold, and sums of a group are scaled in float32. A column of a product does not
-//! depend on the others, so that results are the same for any number of rows.
+//! Packed weights. Factors are codes and x, which 16-bit types hold, and sums of a group are scaled in
+//! float32.
 //!
-//! A warp has 32 rows of the weight: two matrices of 16. Lane 4 e + q has the quads q and q + 4 of each run
-//! of 32 numbers, in the rows e, e + 8, e + 16 and e + 24, and in the rows e, e + 8, .. of x. These are its
-//! parts of two products, each along 16 numbers. As lanes read 16 bytes of a row at once, and each needs
-//! words of all runs in them, words pass through memory of the warp.
+//! Lane 4 e + q has the quads q and q + 4 of each run of 32 numbers. These are its parts of two products,
+//! each along 16 numbers. As lanes read 16 bytes of a row at once, and each needs words of all runs in them,
+//! words pass through memory of the warp.
 
-use burn::tensor::{DType, Device};
-use cubecl::{cmma::MmaDefinition, prelude::*};
+use cubecl::prelude::*;
 use half::{bf16, f16};
-use kiln_weights::streams::{GroupScales, Table};
+use kiln_weights::{
+    Format,
+    streams::{GroupScales, Table},
+};
 
 use super::{
-    Info, Product,
-    results::{Partial, write_rows},
-    row_at,
+    Info, OF_LANE, OWN, Product, QUARTERS, Tile, Two, begins_of, multiply, no_sums_of_warp,
+    norm::{self, powers_of, scaled, write_norms},
+    place_of, vectors_of, write_results,
 };
 use crate::{
-    linear::{
-        around::Sharing,
-        fours::{Four, dot},
-        matrix::Matrix,
-        packed_reader::{Reading, TABLE, mask, read_group, write_table},
-    },
-    norm::rms_norm::NormOrder,
+    linear::packed_reader::{Reading, TABLE, mask, read_group, write_table},
     runtime::{
-        launch::{LANES, enough, primitive, write_permutation},
-        tensor_cores::{WARP, depth_of_products, multiplies},
+        launch::{LANES, write_permutation},
+        tensor_cores::WARP,
     },
 };
-
-/// Rows of the weight per warp, and of those the ones that a lane has words of.
-const OWN: usize = 32;
-const OF_LANE: usize = OWN / 8;
 
 /// Numbers in a run.
 const RUN: usize = 32;
 
-/// Lanes that share a row.
-const QUARTERS: usize = 4;
+/// Numbers of a row that a warp reads in a turn of the loop, if weights of the format are codes.
+pub(super) fn turn_of(format: Format) -> Option<usize> {
+    format.streams().map(|streams| RUN * runs_of_turn(streams.low))
+}
 
-type Two<E> = Vector<E, Const<2>>;
-
-/// The compile-time parameters of the kernel beside [`Product`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tile {
-    /// Numbers along the sum in an instruction: 16, or 8 on devices of compute capability 7.5
-    depth: usize,
-    /// Whether x is bfloat16
-    brain: bool,
-    /// Whether a row has a whole number of turns
-    whole: bool,
+/// Runs of a row that a warp reads in a turn of the loop.
+fn runs_of_turn(low: usize) -> usize {
+    if low == 8 { 2 } else { 4 }
 }
 
 impl Tile {
-    /// Names all parameters.
-    fn permutation(self, product: Product, codes: Codes) -> String {
-        let part = if self.whole { "" } else { "-part" };
-        let depth = if self.depth == 16 { "" } else { "-depth_8" };
-        format!("{}-{}{part}{depth}", codes.reading.format.name(), product.permutation())
-    }
-
     /// Bits of an integer that are in the mantissa of a number `first + integer`.
     fn bits(self) -> u32 {
         if self.brain { 7 } else { 10 }
@@ -82,67 +59,14 @@ impl Tile {
     }
 
     /// The bits of [`first`](Self::first), twice. As a parameter of a kernel, they stay in a register.
-    pub(super) fn magic(self) -> u32 {
+    pub(crate) fn magic(self) -> u32 {
         self.bits_of(self.first())
     }
 }
 
-/// The most rows of x that the kernel is for. With more, the weight is unpacked to memory. No GPU was there
-/// to measure it.
-pub(crate) const MOST_ROWS: usize = 64;
-
-/// The instructions for the product of x and a weight in `kernel`, if the weight is packed and the device has
-/// tensor cores for the type of x.
-pub(crate) fn tile_for(kernel: &str, x: &burn::tensor::Tensor<3>, weight: &Matrix) -> Option<Tile> {
-    let Matrix::Packed(matrix) = weight else { return None };
-    let streams = matrix.format().streams()?;
-    let depth = depth_for(kernel, x)?;
-    let whole = (matrix.columns() / RUN).is_multiple_of(runs_of_turn(streams.low));
-    Some(Tile { depth, brain: x.dtype() == DType::BF16, whole })
-}
-
-/// Whether [`tile_for`] has instructions for packed weights and vectors of type `dtype`.
-pub(crate) fn has_tiles(kernel: &str, dtype: DType, device: &Device) -> bool {
-    dtype != DType::F32
-        && depth_for(kernel, &burn::tensor::Tensor::<1>::zeros([1], (device, dtype))).is_some()
-}
-
-fn depth_for<const D: usize>(kernel: &str, x: &burn::tensor::Tensor<D>) -> Option<usize> {
-    let on_device = primitive(x.clone());
-    let multiplies = multiplies(kernel, &on_device, &x.device());
-    multiplies.then(|| depth_of_products(x.dtype(), on_device.client.properties())).flatten()
-}
-
-/// Runs of a row that a warp reads in a turn of the loop.
-fn runs_of_turn(low: usize) -> usize {
-    if low == 8 { 2 } else { 4 }
-}
-
-impl Sharing {
-    /// The division of work for `rows` rows of x and a weight `[places, input]`.
-    pub(super) fn by_mma(rows: usize, [places, input]: [usize; 2], device: &Device) -> Self {
-        /// Warps that keep a GPU busy. No GPU was there to measure it.
-        const WARPS: usize = 2048;
-        /// The most rows of x that there are registers for.
-        const MOST: usize = 32;
-
-        let turns = input / RUN / QUARTERS;
-        let most = turns.min(enough(device, WARPS) / places.div_ceil(OWN));
-        let splits = 1 << most.clamp(1, LANES / WARP).ilog2();
-        let together = rows.next_power_of_two().clamp(8, MOST);
-        let workgroups = places.div_ceil(outputs_of(splits)) * rows.div_ceil(together);
-        Self { splits, together, workgroups }
-    }
-}
-
-/// Rows of the weight per workgroup.
-fn outputs_of(splits: usize) -> usize {
-    LANES / WARP / splits * OWN
-}
-
 /// The layout of packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Codes {
+pub(crate) struct Codes {
     /// Low and high bits per code
     low: usize,
     high: usize,
@@ -160,7 +84,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    pub(super) fn new(reading: Reading) -> Option<Self> {
+    pub(crate) fn new(reading: Reading) -> Option<Self> {
         let streams = reading.streams()?;
         Some(Self {
             low: streams.low,
@@ -231,7 +155,7 @@ struct Turn {
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn linear_packed_mma<E: Float>(
+pub(crate) fn linear_packed_mma<E: Float>(
     x: &Tensor<Vector<E, Const<4>>>,
     w: &Tensor<u32>,
     bias: &Tensor<E>,
@@ -240,35 +164,21 @@ pub(super) fn linear_packed_mma<E: Float>(
     scales: &Tensor<Vector<E, Const<4>>>,
     cosines: &Tensor<f32>,
     sines: &Tensor<f32>,
+    rests: &Tensor<f32>,
     info: &Info,
     #[comptime] product: Product,
     #[comptime] tile: Tile,
     #[comptime] codes: Codes,
     #[define(E)] _elem: ElemType,
 ) {
-    write_permutation(comptime!(tile.permutation(product, codes)));
-    let workgroup = CUBE_POS;
-    if workgroup >= info.workgroups {
+    write_permutation(comptime!(format!("{}-{}", codes.reading.format.name(), tile.permutation(product))));
+    if CUBE_POS >= info.workgroups {
         terminate!();
     }
-    let (input, rows) = (info.input, info.rows);
-    let (warp, lane) = (UNIT_POS as usize / WARP, UNIT_POS as usize % WARP);
-    let (eighth, quarter) = (lane / QUARTERS, lane % QUARTERS);
-    let (most_rows, splits) = comptime!((product.most_rows, product.splits));
-    let (eights, runs) = comptime!((product.most_rows / 8, codes.runs()));
-    let norm = comptime!(product.norm);
-    let tiles = rows.div_ceil(most_rows);
-    let first_row = workgroup % tiles * most_rows;
-    let first_output = workgroup / tiles * comptime!(outputs_of(splits));
-    let first = first_output + warp / splits * OWN;
-
-    let mut begins = Array::<usize>::new(OF_LANE);
-    #[unroll]
-    for i in 0..OF_LANE {
-        // Indices past the last row read the last one.
-        let own = row_at(first + comptime!(8 * i) + eighth, info, comptime!(product.kind));
-        begins[i] = min(own, info.output - 1) * w.stride(0);
-    }
+    let place = place_of(info, product);
+    let (warp, eighth, quarter) = (place.warp, place.eighth, place.quarter);
+    let (splits, runs) = comptime!((product.splits, codes.runs()));
+    let begins = begins_of(&place, info, w.stride(0), product);
     let turns = info.runs.div_ceil(runs);
     let mut turn = warp % splits;
     let mut read = Turn {
@@ -279,22 +189,12 @@ pub(super) fn linear_packed_mma<E: Float>(
 
     let mut table = Shared::<[f32]>::new_slice(TABLE);
     write_table(&mut table, comptime!(codes.reading));
-    // Powers of 2 that make the vectors of x small, then what is left of their norms.
-    let mut norms = Shared::<[f32]>::new_slice(comptime!(if norm.is_some() { 2 * most_rows } else { 1 }));
-    if comptime!(norm.is_some()) {
-        write_norms::<E>(&mut norms, x, info, first_row, warp, lane, most_rows);
+    let mut norms = Shared::<[f32]>::new_slice(comptime!(norm::len_of(product.norm, product.most_rows)));
+    if comptime!(product.norm.is_some()) {
+        write_norms(&mut norms, x, place.first_row, info, comptime!(product.most_rows));
     }
-    let mut vectors = Array::<usize>::new(eights);
-    let mut powers = Array::<f32>::new(eights);
-    #[unroll]
-    for n in 0..eights {
-        let row = comptime!(8 * n) + eighth;
-        vectors[n] = min(first_row + row, rows - 1) * (input / 4) + quarter;
-        powers[n] = 1.0;
-        if comptime!(norm.is_some()) {
-            powers[n] = norms[row];
-        }
-    }
+    let vectors = vectors_of(&place, info, info.input / 4, product);
+    let powers = powers_of(&norms, &place, comptime!(product.norm), comptime!(product.most_rows));
 
     let (low_pitch, high_pitch) = comptime!((codes.low_pitch(), codes.high_pitch()));
     let of_factors = comptime!(codes.factors() * runs);
@@ -308,16 +208,11 @@ pub(super) fn linear_packed_mma<E: Float>(
         high: comptime!(warps * OWN * low_pitch) + (warp * OWN + eighth) * high_pitch,
         factor: (warp * OWN + eighth) * of_factors,
     };
-    // For each matrix of the weight, and for each eight rows of x: those of two rows of the weight.
-    let mut sums = Array::<Two<f32>>::new(comptime!(OF_LANE * eights));
-    #[unroll]
-    for i in 0..comptime!(OF_LANE * eights) {
-        sums[i] = Two::<f32>::new(0.0);
-    }
+    let mut sums = no_sums_of_warp(product);
     while turn < turns {
         // All lanes have read the turn before.
         sync_plane();
-        put_turn(&mut memory, &read, quarter, codes);
+        store_turn(&mut memory, &read, quarter, codes);
         sync_plane();
         let now = turn;
         turn += splits;
@@ -345,42 +240,21 @@ pub(super) fn linear_packed_mma<E: Float>(
         }
     }
 
-    let partial = comptime!(Partial { left: splits, outputs: outputs_of(splits) });
-    #[unroll]
-    for n in 0..eights {
-        // All lanes have read the memory.
-        sync_cube();
-        #[unroll]
-        for i in 0..OF_LANE {
-            let pair = sums[comptime!(i / 2 * 2 * eights + 2 * n + i % 2)];
-            let place = warp / splits * OWN + comptime!(8 * i) + eighth;
-            #[unroll]
-            for j in 0..2usize {
-                let row = 2 * quarter + j;
-                let mut sum = pair.extract(j);
-                if comptime!(norm.is_some()) {
-                    sum *= norms[comptime!(most_rows + 8 * n) + row];
-                }
-                let four = (row * comptime!(partial.outputs) + place) / 4 * splits + warp % splits;
-                memory.factors[four * 4 + place % 4] = sum;
-            }
-        }
-        sync_cube();
-        write_rows::<E>(
-            &memory.factors,
-            bias,
-            residual,
-            y,
-            cosines,
-            sines,
-            info,
-            first_row + comptime!(8 * n),
-            first_output,
-            8usize,
-            partial,
-            product,
-        );
-    }
+    write_results::<E>(
+        &mut memory.factors,
+        &sums,
+        &norms,
+        rests,
+        bias,
+        residual,
+        y,
+        cosines,
+        sines,
+        &place,
+        info,
+        product,
+        tile,
+    );
 }
 
 /// Reads what a lane has of a turn. Past the last turn, it reads the last one.
@@ -401,10 +275,10 @@ fn read_turn(
     for i in 0..OF_LANE {
         let begin = begins[i];
         let place = comptime!(i * (low + high));
-        read_words(&mut read.codes, place, w, begin + piece * low, low);
+        load_words(&mut read.codes, place, w, begin + piece * low, low);
         if comptime!(high > 0) {
             let from = begin + info.runs * comptime!(codes.low) + piece * high;
-            read_words(&mut read.codes, comptime!(place + low), w, from, high);
+            load_words(&mut read.codes, comptime!(place + low), w, from, high);
         }
         let of_row = comptime!(i * codes.factors());
         #[unroll]
@@ -424,7 +298,7 @@ fn read_turn(
 
 /// Reads 1, 2 or 4 words at once.
 #[cube]
-fn read_words(
+fn load_words(
     to: &mut Array<u32>,
     #[comptime] place: usize,
     w: &Tensor<u32>,
@@ -450,16 +324,16 @@ fn read_words(
 
 /// Writes what a lane has read of a turn to memory: words as they are, and the factors of a run.
 #[cube]
-fn put_turn(memory: &mut Memory, read: &Turn, quarter: usize, #[comptime] codes: Codes) {
+fn store_turn(memory: &mut Memory, read: &Turn, quarter: usize, #[comptime] codes: Codes) {
     let (low, high, runs) = comptime!((codes.low_words(), codes.high_words(), codes.runs()));
     #[unroll]
     for i in 0..OF_LANE {
         let place = comptime!(i * (low + high));
         let to = memory.low + comptime!(8 * i * codes.low_pitch()) + quarter * low;
-        put_words(&mut memory.words, to, &read.codes, place, low);
+        store_words(&mut memory.words, to, &read.codes, place, low);
         if comptime!(high > 0) {
             let to = memory.high + comptime!(8 * i * codes.high_pitch()) + quarter * high;
-            put_words(&mut memory.words, to, &read.codes, comptime!(place + low), high);
+            store_words(&mut memory.words, to, &read.codes, comptime!(place + low), high);
         }
         let of_row = comptime!(codes.factors());
         let to = memory.factor + comptime!(8 * i * of_row * runs) + quarter % runs;
@@ -472,7 +346,7 @@ fn put_turn(memory: &mut Memory, read: &Turn, quarter: usize, #[comptime] codes:
 
 /// Writes 1, 2 or 4 words at once.
 #[cube]
-fn put_words(
+fn store_words(
     memory: &mut Shared<[u32]>,
     to: usize,
     words: &Array<u32>,
@@ -551,7 +425,7 @@ fn add_products_of_run<E: Float>(
             let at = from + comptime!(4 * half);
             let mut four = x[vectors[n] + at];
             if comptime!(product.norm.is_some()) {
-                four = normed::<E>(four, scales[at + quarter], powers[n], comptime!(product.norm));
+                four = scaled(four, scales[at + quarter], powers[n], comptime!(product.norm));
             }
             let (even, odd) = evens_and_odds::<E>(four);
             let mut part = Array::<Two<E>>::new(2usize);
@@ -606,32 +480,6 @@ fn no_sums() -> Array<Two<f32>> {
     sums[0] = Two::<f32>::new(0.0);
     sums[1] = Two::<f32>::new(0.0);
     sums
-}
-
-/// `sums + a b`, along 16 numbers: for the rows e and e + 8 of `a`, and two columns of `b`.
-#[cube]
-fn multiply<E: Float>(
-    a: &Array<Two<E>>,
-    b: &Array<Two<E>>,
-    sums: &Array<Two<f32>>,
-    #[comptime] tile: Tile,
-) -> Array<Two<f32>> {
-    let product = MmaDefinition::<E, E, f32>::new(16usize, 8usize, comptime!(tile.depth));
-    if comptime!(tile.depth == 16) {
-        product.execute(a, b, sums)
-    } else {
-        let (mut first, mut second) = (Array::<Two<E>>::new(2usize), Array::<Two<E>>::new(2usize));
-        let (mut of_first, mut of_second) = (Array::<Two<E>>::new(1usize), Array::<Two<E>>::new(1usize));
-        #[unroll]
-        for i in 0..2usize {
-            first[i] = a[i];
-            second[i] = a[comptime!(i + 2)];
-        }
-        of_first[0] = b[0];
-        of_second[0] = b[1];
-        let sums = product.execute(&first, &of_first, sums);
-        product.execute(&second, &of_second, &sums)
-    }
 }
 
 /// Returns the quad of a lane in half of a run, in one of its rows: the first and third number, then the
@@ -731,85 +579,4 @@ fn evens_and_odds<E: Float>(four: Vector<E, Const<4>>) -> (Two<E>, Two<E>) {
         odd.insert(i, four.extract(comptime!(2 * i + 1)));
     }
     (even, odd)
-}
-
-/// Four numbers of x, times a power of 2 and the scales of the norm.
-#[cube]
-fn normed<E: Float>(
-    four: Vector<E, Const<4>>,
-    scales: Vector<E, Const<4>>,
-    power: f32,
-    #[comptime] norm: Option<NormOrder>,
-) -> Vector<E, Const<4>> {
-    if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
-        let scales = Four::cast_from(scales) + Four::new(1.0);
-        Vector::cast_from(Four::cast_from(four) * Four::new(power) * scales)
-    } else {
-        four * Vector::new(E::cast_from(power)) * scales
-    }
-}
-
-/// Computes the norms of the vectors of x from `first_row` on.
-#[cube]
-fn write_norms<E: Float>(
-    norms: &mut Shared<[f32]>,
-    x: &Tensor<Vector<E, Const<4>>>,
-    info: &Info,
-    first_row: usize,
-    warp: usize,
-    lane: usize,
-    #[comptime] most_rows: usize,
-) {
-    /// Powers that float16 has.
-    const LEAST: f32 = 1.0 / 16384.0;
-    const MOST: f32 = 16384.0;
-
-    /// Rows that a lane reads at the same time.
-    const TOGETHER: usize = 4;
-
-    let warps = comptime!(LANES / WARP);
-    let fours = info.input / 4;
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(warps * most_rows));
-    let mut row = 0usize.runtime();
-    while row < most_rows && first_row + row < info.rows {
-        let mut sums = Array::<f32>::new(TOGETHER);
-        #[unroll]
-        for r in 0..TOGETHER {
-            sums[r] = 0.0;
-        }
-        let mut i = UNIT_POS as usize;
-        while i < fours {
-            #[unroll]
-            for r in 0..TOGETHER {
-                let at = min(first_row + row + r, info.rows - 1) * fours;
-                let four = Four::cast_from(x[at + i]);
-                sums[r] += dot(four, four);
-            }
-            i += LANES;
-        }
-        #[unroll]
-        for r in 0..TOGETHER {
-            // Functions of a warp are for the lanes that are there: all, after a barrier.
-            sync_plane();
-            let sum = plane_sum(sums[r]);
-            if lane == 0 {
-                parts[(row + r) * warps + warp] = sum;
-            }
-        }
-        row += TOGETHER;
-    }
-    sync_cube();
-    let row = UNIT_POS as usize;
-    if row < most_rows {
-        let mut sum = f32::new(0.0);
-        #[unroll]
-        for i in 0..warps {
-            sum += parts[row * warps + i];
-        }
-        let whole = 1.0 / f32::sqrt(sum / f32::cast_from(info.input) + info.eps);
-        let power = clamp(f32::reinterpret(u32::reinterpret(whole) & 0x7f80_0000u32), LEAST, MOST);
-        norms[row] = power;
-        norms[most_rows + row] = whole / power;
-    }
-    sync_cube();
 }
