@@ -163,8 +163,13 @@ fn logits_in_16_bits_do_not_depend_on_other_rows_of_the_batch() {
                     let want = if opened.info.matrix_units.is_some() { 64 } else { INVARIANT_UP_TO };
                     assert_eq!(model.exact_rows(), want, "rows of {name} ({quant:?}) on {device}");
                 }
-                let why = rows_fail(&model, &Plan::dynamic());
-                failures.extend(why.map(|why| format!("{name} in {dtype} ({quant:?}) on {device}: {why}")));
+                let exact = remembering(&model).filter(|(_, plan, exact)| *exact && plan.offload.is_none());
+                let most = if name == "llama" && quant.is_none() { usize::MAX } else { 1 };
+                for (text, plan, _) in exact.take(most) {
+                    let why = rows_fail(&model, &plan);
+                    let what = format!("{text} of {name} in {dtype} ({quant:?}) on {device}");
+                    failures.extend(why.map(|why| format!("{what}: {why}")));
+                }
             }
         }
     }

@@ -32,7 +32,7 @@ mod state;
 mod check;
 
 pub use attention::{
-    Attention, AttentionShape, append::AttentionAppend, packed::AttentionPacked, rotary::Rotary,
+    Attention, AttentionShape, LARGEST_HEAD, append::AttentionAppend, packed::AttentionPacked, rotary::Rotary,
 };
 pub use cache::{
     float8_unpack::Float8Unpack, kv_append::KvAppend, kv_pack::KvPack, kv_reorder::KvReorder,

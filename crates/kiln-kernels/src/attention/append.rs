@@ -68,7 +68,10 @@ impl AttentionAppend {
     /// it before it reads it.
     #[cfg(feature = "cube")]
     fn is_one_launch(&self) -> bool {
-        use super::sharing::{LARGEST_HEAD, Rows, Sharing};
+        use super::{
+            LARGEST_HEAD,
+            sharing::{Rows, Sharing},
+        };
 
         let Self { q, append: KvAppend { buffers, new, positions, .. }, start, shared, shape, .. } = self;
         let (dims, device) = (q.dims(), q.device());

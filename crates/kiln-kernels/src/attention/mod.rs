@@ -34,8 +34,6 @@ use kiln_core::{
     view::DenseKv,
 };
 
-#[cfg(feature = "cube")]
-use self::sharing::LARGEST_HEAD;
 use crate::{
     runtime::{
         kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
@@ -48,6 +46,9 @@ use crate::{
         cut::{Extent, cut, cut_positions, cut_rows},
     },
 };
+
+/// The longest queries and keys that GPU kernels attend with: workgroup memory has room for them.
+pub const LARGEST_HEAD: usize = 256;
 
 /// The most buffers in a chain: each one is a launch.
 const LONGEST_CHAIN: usize = 256;

@@ -5,9 +5,9 @@ use burn::tensor::{FloatDType, Int, IntDType, Tensor};
 use kiln_core::packed::{PackedBuffer, Packing};
 use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
-#[cfg(feature = "cube")]
-use super::sharing::{LARGEST_HEAD, Sharing};
 use super::{AttentionShape, Buffers, cases, checked_places, checked_sinks, cut_dense, reference};
+#[cfg(feature = "cube")]
+use super::{LARGEST_HEAD, sharing::Sharing};
 #[cfg(feature = "wgpu")]
 use super::{
     Limits,

@@ -6,14 +6,11 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{AttentionShape, Buffers};
+use super::{AttentionShape, Buffers, LARGEST_HEAD};
 use crate::runtime::{
     kernel::INVARIANT_UP_TO,
     launch::{empty, empty_like, enough, prefers_few_groups, primitive},
 };
-
-/// The longest vectors that workgroup memory has room for.
-pub(super) const LARGEST_HEAD: usize = 256;
 
 /// Fewest keys that are worth a workgroup of many rows.
 const WORTH: usize = 256;

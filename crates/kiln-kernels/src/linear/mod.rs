@@ -54,6 +54,7 @@ use crate::{
     runtime::{
         choice::Implementation,
         kernel::{INVARIANT_UP_TO, Kernel},
+        kernels::Kernels,
         product::product,
         shader::Shader,
     },
@@ -321,7 +322,7 @@ impl Checked for Linear {
         let large = [([2, 250, 64], 3990), ([2, 250, 96], 3990), ([2, 520, 64], 1930), ([2, 520, 96], 1930)];
         cases.extend(large.map(|(x, output)| packed(rows, Arithmetic::Floats, x, Plain, output)));
         // Many rows of the weight, and of x. On CUDA, warps take a turn or several, whole or in part.
-        for x in [[1, 33, 64], [1, 17, 1280], [2, 20, 424], [1, 20, 288]] {
+        for x in [[1, 33, 64], [1, 17, 1280], [2, 20, 424], [1, 20, 288], [1, 40, 8], [1, 21, 24]] {
             cases.push(case(x, Plain, 8170, x[1] == 17, x[1] == 20));
         }
         for (format, x) in [
@@ -448,6 +449,24 @@ pub(crate) fn most_rows(kernel: &str, weight: &Matrix) -> usize {
 #[cfg(not(feature = "cube"))]
 pub(crate) fn most_rows(_: &str, _: &Matrix) -> usize {
     INVARIANT_UP_TO
+}
+
+impl Kernels {
+    /// The most rows of which each, in a pass with one token of every row, has the product with `weight` that
+    /// it has alone, bit for bit. Norms before the product count as part of it.
+    pub fn exact_rows(&self, weight: &Matrix) -> usize {
+        match self.implementation_of::<Linear>() {
+            #[cfg(feature = "cpu")]
+            Implementation::Native => native::most_exact_rows(weight),
+            #[cfg(not(feature = "cpu"))]
+            Implementation::Native => INVARIANT_UP_TO,
+            Implementation::Cube => [Linear::NAME, normed_linear::NormedLinear::NAME]
+                .map(|kernel| most_rows(kernel, weight))
+                .into_iter()
+                .fold(usize::MAX, usize::min),
+            Implementation::Reference | Implementation::Wgsl => INVARIANT_UP_TO,
+        }
+    }
 }
 
 /// Whether a GPU kernel reads the weight, there is something to multiply, and all numbers have one type.

@@ -49,6 +49,14 @@ const TILE: usize = 128 << 10;
 /// Number of vectors from which on it pays to pack dense rows first.
 const MANY: usize = 128;
 
+/// The most vectors that are multiplied by `weight` with the bits that each has alone.
+pub(crate) fn most_exact_rows(weight: &Matrix) -> usize {
+    match weight {
+        Matrix::Dense(_) => MANY - 1,
+        Matrix::Packed(_) => usize::MAX,
+    }
+}
+
 /// Number of dense rows that are packed at a time: enough to share among many threads, and so many that
 /// arranging the vectors anew for each part takes little time.
 const PACKED: usize = 1024;

@@ -12,13 +12,10 @@ use std::{
 use burn::{backend::DispatchDevice, tensor::Device};
 use kiln_core::{Error, Result, device_state::DeviceState, stages::Stages};
 
-use crate::{
-    linear::{Linear, matrix::Matrix, most_rows, normed_linear::NormedLinear},
-    runtime::{
-        choice::{Choice, Implementation, RunCount},
-        faults,
-        kernel::{INVARIANT_UP_TO, Kernel},
-    },
+use crate::runtime::{
+    choice::{Choice, Implementation, RunCount},
+    faults,
+    kernel::Kernel,
 };
 
 /// The kernels of each stage of a model: which blocks are on which device.
@@ -155,19 +152,6 @@ impl Kernels {
     /// The implementation that runs if the kernel has it.
     pub(crate) fn implementation_of<K: Kernel>(&self) -> Implementation {
         if self.distrusted.contains(K::NAME) { Implementation::Reference } else { self.implementation }
-    }
-
-    /// The most rows of which each, in a pass with one token of every row, has the product with `weight` that
-    /// it has alone, bit for bit. Norms before the product count as part of it.
-    pub fn exact_rows(&self, weight: &Matrix) -> usize {
-        match self.implementation_of::<Linear>() {
-            Implementation::Native => usize::MAX,
-            Implementation::Cube => [Linear::NAME, NormedLinear::NAME]
-                .map(|kernel| most_rows(kernel, weight))
-                .into_iter()
-                .fold(usize::MAX, usize::min),
-            Implementation::Reference | Implementation::Wgsl => INVARIANT_UP_TO,
-        }
     }
 
     /// Counts of what ran so far, here and in clones. Replays of a captured graph are not counted.

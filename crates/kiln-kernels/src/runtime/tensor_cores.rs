@@ -53,7 +53,7 @@ pub(crate) fn zeros() -> cmma::Matrix<f32> {
 }
 
 /// Whether `kernel` multiplies matrices of type `dtype` on `device`, which was opened by
-/// [`open`](fn@crate::device::open), and which has a tensor.
+/// [`open`](fn@crate::device::open). `tensor` is any tensor on it.
 pub(crate) fn multiplies(kernel: &str, tensor: &CubeTensor, dtype: DType, device: &Device) -> bool {
     matches!(tensor.device, CubeDevice::Cuda(_))
         && matrix_units(device, kernel).is_some()

@@ -14,7 +14,9 @@ use kiln_core::{
     need::LayerNeed,
     read_back::moved,
 };
-use kiln_kernels::{Activation, INVARIANT_UP_TO, Implementation, Kernels, NormOrder, Placement};
+use kiln_kernels::{
+    Activation, INVARIANT_UP_TO, Implementation, Kernels, LARGEST_HEAD, NormOrder, Placement,
+};
 
 use super::{
     attention::{AttentionConfig, Reach},
@@ -235,12 +237,18 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// Whether a block chooses among several matrices: experts, or those of the heads of latent attention.
-    fn has_stacks(&self) -> bool {
-        self.blocks.iter().any(|BlockConfig { mixer, feed_forward }| {
-            matches!(mixer, MixerConfig::Latent(_))
-                || matches!(feed_forward, Some(FeedForwardConfig::Experts(_) | FeedForwardConfig::Beside(..)))
-        })
+    /// Whether GPUs compute a block with other kernels, or with references, for more than a few rows: one
+    /// that chooses among experts, has latent attention, or attends with long vectors.
+    fn computes_by_references(&self) -> bool {
+        let is_long = |attention: &AttentionConfig| attention.head_dim > LARGEST_HEAD;
+        self.attention().any(is_long)
+            || self.blocks.iter().any(|BlockConfig { mixer, feed_forward }| {
+                matches!(mixer, MixerConfig::Latent(_))
+                    || matches!(
+                        feed_forward,
+                        Some(FeedForwardConfig::Experts(_) | FeedForwardConfig::Beside(..))
+                    )
+            })
     }
 
     /// Settings of the attention of all blocks that have attention.
@@ -592,13 +600,18 @@ impl CausalModel for Decoder {
             let device = linear.device();
             self.placement.iter().find(|kernels| Some(kernels.device()) == device.as_ref())
         };
+        let is_whole = |kernels: &Kernels| kernels.left_out().next().is_none();
+        let is_native = |kernels: &Kernels| kernels.implementation() == Implementation::Native;
+        let is_limited = self.config.computes_by_references() && !self.placement.iter().all(is_native);
+        if is_limited || !self.placement.iter().all(is_whole) {
+            return INVARIANT_UP_TO;
+        }
         // The projections of a copy, which shares all weights.
         let mut copy = self.clone();
-        let rows = copy.linears().into_iter().filter_map(|linear| Some(linear.exact_rows(kernels(linear)?)));
-        let most = if self.config.has_stacks() { INVARIANT_UP_TO } else { usize::MAX };
-        let is_native = |kernels: &Kernels| kernels.implementation() == Implementation::Native;
-        let most = if self.placement.iter().all(is_native) { usize::MAX } else { most };
-        rows.fold(most, usize::min)
+        let rows = |linear: &mut Linear| {
+            kernels(linear).map_or(INVARIANT_UP_TO, |kernels| linear.exact_rows(kernels))
+        };
+        copy.linears().into_iter().map(rows).min().unwrap_or(INVARIANT_UP_TO)
     }
 
     fn expert_traffic(&self) -> Option<ExpertTraffic> {

@@ -265,9 +265,9 @@ impl Model {
         Engine::new(self.causal().clone(), rows)
     }
 
-    /// The most rows of an [`engine`](Self::engine) whose requests give the tokens that they give alone: any
-    /// number on the CPU, 64 on CUDA for models without experts in float16 and bfloat16 where tensor cores
-    /// multiply, and otherwise [`EXACT_ROWS`](crate::EXACT_ROWS).
+    /// The most rows of an [`engine`](Self::engine) whose requests give the tokens that they give alone: 127
+    /// or any number on the CPU, 64 where tensor cores of CUDA multiply all weights of a model that has no
+    /// experts, and otherwise [`EXACT_ROWS`](crate::EXACT_ROWS).
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");

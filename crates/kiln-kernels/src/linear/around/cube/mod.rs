@@ -1,4 +1,5 @@
-//! The `#[cube]` functions, which take the same steps as the shader. On CUDA, there is one for tensor cores.
+//! The `#[cube]` functions, which take the same steps as the shader. On CUDA, there are others for tensor
+//! cores.
 
 mod mma;
 mod packed;
@@ -228,7 +229,7 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     let Around { x, weight, bias, residual, norm, then } = around;
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
-    // Vectors that are multiplied with packed weights are read by fours or eights.
+    // Vectors that are multiplied with packed weights or by tensor cores are read by fours or eights.
     let packed = matches!(weight, Matrix::Packed(_));
     let shape = [then.places(output), input];
     let tile = mma::tile_for(kernel, &weight);
@@ -276,13 +277,11 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     let (x, rests, order, tile) = match (order, tile) {
         (Some(norm), Some(tile)) if together > mma::NORMED_ROWS => {
             let (x, rests) = mma::normed(x, &scales, norm, packed, info());
-            (x, rests, None, Some(tile.after_norm()))
+            (x, Some(rests), None, Some(tile.after_norm()))
         }
-        _ => {
-            let rests = empty(&x, [1], DType::F32);
-            (x, rests, order, tile)
-        }
+        _ => (x, None, order, tile),
     };
+    let rests = || rests.clone().unwrap_or_else(|| empty(&y, [1], DType::F32));
     let product = Product { most_rows: together, splits, biased, added, norm: order, kind };
     let elem = dtype_to_storage_type(x.dtype);
     let (client, groups, lanes) = (y.client.clone(), count(workgroups), CubeDim::new_1d(LANES as u32));
@@ -313,7 +312,7 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
     match (weight, tile) {
         (Matrix::Dense(weight), Some(tile)) => {
             let weight = primitive(weight);
-            launch!(mma::linear_mma::launch, weight; rests; tile);
+            launch!(mma::linear_mma::launch, weight; rests(); tile);
         }
         (Matrix::Dense(weight), None) => {
             let weight = primitive(weight);
@@ -325,7 +324,7 @@ pub(crate) fn launch(kernel: &str, around: Around) -> burn::tensor::Tensor<3> {
             let words = in_rows(matrix.words);
             let reading = Reading::new(format, &words, y.dtype != DType::F32);
             match tile.zip(Codes::new(reading)) {
-                Some((tile, codes)) => launch!(mma::linear_packed_mma::launch, words; rests; tile, codes),
+                Some((tile, codes)) => launch!(mma::linear_packed_mma::launch, words; rests(); tile, codes),
                 None => launch!(packed::linear_packed::launch, words, by 4; ; reading),
             }
         }

@@ -53,7 +53,7 @@ pub(crate) fn linear_mma<E: Float>(
     if comptime!(product.norm.is_some()) {
         write_norms(&mut norms, x, place.first_row, info, comptime!(product.most_rows));
     }
-    let vectors = vectors_of(&place, info, columns, product);
+    let vectors = vectors_of(&place, info, columns, 0usize, product);
     let powers = powers_of(&norms, &place, comptime!(product.norm), comptime!(product.most_rows));
 
     let mut sums = no_sums_of_warp(product);
@@ -68,12 +68,12 @@ pub(crate) fn linear_mma<E: Float>(
         read_turn(&mut read, w, &begins, turn, place.quarter, columns);
         #[unroll]
         for step in 0..STEPS {
-            let column = first + comptime!(QUARTERS * step);
-            let is_there = comptime!(tile.whole).runtime() || column + place.quarter < columns;
-            let column = select(is_there, column, 0);
+            // Past the end of a row, the last numbers are read.
+            let asked = first + comptime!(QUARTERS * step) + place.quarter;
+            let column = if comptime!(tile.whole) { asked } else { min(asked, columns - 1) };
             let mut scale = Eight::<E>::new(E::from_int(1));
             if comptime!(product.norm.is_some()) {
-                scale = scales[column + place.quarter];
+                scale = scales[column];
             }
             #[unroll]
             for n in 0..eights {
@@ -82,7 +82,7 @@ pub(crate) fn linear_mma<E: Float>(
                     numbers = scaled(numbers, scale, powers[n], comptime!(product.norm));
                 }
                 if comptime!(!tile.whole) {
-                    numbers = select(is_there, numbers, Eight::<E>::new(E::from_int(0)));
+                    numbers = select(asked < columns, numbers, Eight::<E>::new(E::from_int(0)));
                 }
                 add_products::<E>(&mut sums, &weights, numbers, step, n, product, tile);
             }

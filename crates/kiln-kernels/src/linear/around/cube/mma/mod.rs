@@ -106,11 +106,11 @@ pub(crate) fn has_tiles(
     dtype: DType,
     device: &Device,
 ) -> bool {
-    let on_device = primitive(burn::tensor::Tensor::<1>::zeros([1], (device, dtype)));
+    let on_device = || primitive(burn::tensor::Tensor::<1>::zeros([1], (device, dtype)));
     rows * tokens <= MOST_ROWS
         && (is_packed || input.is_multiple_of(EIGHT))
         && dtype != DType::F32
-        && depth_for(kernel, &on_device, dtype, device).is_some()
+        && depth_for(kernel, &on_device(), dtype, device).is_some()
 }
 
 impl Sharing {
@@ -175,15 +175,21 @@ fn begins_of(place: &Place, info: &Info, stride: usize, #[comptime] product: Pro
     begins
 }
 
-/// The first elements of the rows of x that a lane has numbers of. They are `stride` elements apart.
+/// Element `own` of each row of x that a lane has numbers of. The rows are `stride` elements apart.
 #[cube]
-fn vectors_of(place: &Place, info: &Info, stride: usize, #[comptime] product: Product) -> Array<usize> {
+fn vectors_of(
+    place: &Place,
+    info: &Info,
+    stride: usize,
+    own: usize,
+    #[comptime] product: Product,
+) -> Array<usize> {
     let eights = comptime!(product.most_rows / 8);
     let mut vectors = Array::<usize>::new(eights);
     #[unroll]
     for n in 0..eights {
         let row = place.first_row + comptime!(8 * n) + place.eighth;
-        vectors[n] = min(row, info.rows - 1) * stride + place.quarter;
+        vectors[n] = min(row, info.rows - 1) * stride + own;
     }
     vectors
 }

@@ -193,7 +193,7 @@ pub(crate) fn linear_packed_mma<E: Float>(
     if comptime!(product.norm.is_some()) {
         write_norms(&mut norms, x, place.first_row, info, comptime!(product.most_rows));
     }
-    let vectors = vectors_of(&place, info, info.input / 4, product);
+    let vectors = vectors_of(&place, info, info.input / 4, quarter, product);
     let powers = powers_of(&norms, &place, comptime!(product.norm), comptime!(product.most_rows));
 
     let (low_pitch, high_pitch) = comptime!((codes.low_pitch(), codes.high_pitch()));
