@@ -139,7 +139,7 @@ impl Worker {
         };
         let counts = Arc::new(counts);
         let (work, mut queued) = mpsc::unbounded_channel();
-        let places = Arc::new(Semaphore::new(rows + queue));
+        let places = Arc::new(Semaphore::new(rows.saturating_add(queue).min(Semaphore::MAX_PERMITS)));
         let own = counts.clone();
         let run = async move || {
             let mut readers = HashMap::new();
@@ -482,5 +482,16 @@ mod tests {
             thread::sleep(Duration::from_millis(10));
         }
         panic!("the failure is not reported");
+    }
+
+    #[test]
+    fn any_number_of_rows_and_places_starts() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+        for rows in [usize::MAX, usize::MAX / 2] {
+            let options = ServeOptions { queue: 256, prefix_bytes: 0, ..ServeOptions::default() };
+            let model = Model::load(folder).unwrap();
+            let worker = Worker::start(model, rows, &options, Metrics::new().of("demo"), Turns::default());
+            assert!(worker.is_ok(), "{rows} rows");
+        }
     }
 }

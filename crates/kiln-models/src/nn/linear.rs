@@ -213,14 +213,14 @@ impl Linear {
         }
     }
 
-    /// Applies norm, [`forward`](Self::forward) and `then` in one launch; `None` if there is no such kernel.
+    /// Applies norm, [`forward`](Self::forward) and `then` in one kernel; `None` if there is none.
     pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
         self.weight.whole()?;
         self.fused_blocks(normed, |_| Some(then.clone()), kernels)?.pop()
     }
 
-    /// Applies norm, [`forward`](Self::forward) and an operation after it in one launch for each block of the
-    /// weight; `None` if there is no such kernel. `then` is given the results of a block, counted through all
+    /// Applies norm, [`forward`](Self::forward) and an operation after it in one kernel for each block of the
+    /// weight; `None` if there is none. `then` is given the results of a block, counted through all
     /// of them; `None`: it cannot follow that block.
     pub(crate) fn fused_blocks(
         &self,
