@@ -4,9 +4,6 @@
 // and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with row_products.wgsl.
 
 alias elem = f32;
-// The number of elements that are read at once: four, if the layout of x and w allows it.
-alias pack = vec4<elem>;
-const WIDTH = 4u;
 // A row is split among eight lanes times this number.
 const SPLITS = 1u;
 // Number of vectors per workgroup. They are not normalized.

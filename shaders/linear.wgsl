@@ -3,13 +3,10 @@
 // eight would give few workgroups with long rows. The order of a sum does not depend on the number of rows of
 // x. Workgroups with other rows of x and the same weights are neighbors. x may be normalized before the
 // product, and the result gated or rotated after it. The division of x by its root mean square comes after
-// the product. With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl;
-// and with row_products.wgsl and activation.wgsl.
+// the product. With linear_dense.wgsl and weights_dense.wgsl, or with weights_packed.wgsl and either
+// linear_packed.wgsl or linear_bytes.wgsl; and with row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
-// The number of elements that are read at once: four, if the layout of x and w allows it.
-alias pack = vec4<elem>;
-const WIDTH = 4u;
 // Number of rows of x per workgroup.
 const ROWS = 1u;
 // A row is split among eight lanes times this number.

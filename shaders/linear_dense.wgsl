@@ -1,6 +1,10 @@
 // A lane's partial sums for linear.wgsl with dense weights: reads eight neighbors of each row at once. With
 // weights_dense.wgsl.
 
+// The number of elements that are read at once: four, if the layout of x and w allows it.
+alias pack = vec4<elem>;
+const WIDTH = 4u;
+
 // Multiplies this lane's share of the rows of the weight that begin at the offsets `weights`.
 fn multiply(weights: vec4<u32>, lane: u32) {
     let columns = (info.input + 3u) / 4u;

@@ -3,6 +3,10 @@
 // the sum of x times the offset of the codes. In float16, scales and offsets are applied once per group. With
 // weights_packed.wgsl.
 
+// The number of elements that are read at once.
+alias pack = vec4<elem>;
+const WIDTH = 4u;
+
 // Whether the arithmetic is that of float16, in which 2049 is rounded.
 const IS_F16 = f32(elem(2049.0)) != 2049.0;
 

@@ -29,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Whether a permutation of a shader is written. Products with packed weights have 14 formats whose
-/// surrounding code is the same: one and eight rows of x, and the fewest and the most lanes, are sufficient.
+/// surrounding code is the same: one and eight rows of x, and the fewest and the most lanes, are sufficient;
+/// and of products with bytes, one activation.
 /// Among the shaders for devices that flush subnormal numbers to 0, which no known desktop driver does, those
 /// for one row of x in Q8_0, Q4_K and Q6_K show the cost of unpacking with integers.
 fn is_written(name: &str) -> bool {
@@ -37,6 +38,9 @@ fn is_written(name: &str) -> bool {
     match parts[..] {
         ["linear_packed", _, _, rows, splits, _] => {
             ["0", "3"].contains(&rows) && ["0", "5"].contains(&splits)
+        }
+        ["linear_bytes", _, _, rows, splits, after] => {
+            ["0", "3"].contains(&rows) && ["0", "5"].contains(&splits) && ["0", "1", "5"].contains(&after)
         }
         ["linear_packed_integers", _, format, "0", "0", "0"] => ["5", "8", "10"].contains(&format),
         [shader, ..] if shader.ends_with("_integers") => false,

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod architectures;
+mod arithmetic;
 mod assisted;
 mod beams;
 mod branches;

@@ -196,6 +196,22 @@ def batch(gpu, rows, before):
     return rows / (total + launching(gpu) + 3 * LAYERS * (passes - 1) * launch * 1e-6)
 
 
+def in_integers(gpu, rows):
+    """Tokens a second of all rows in Q4_0, whose products are computed in integers: a launch before each product rounds its vectors."""
+    _, _, bandwidth, issue, _, launch = gpu
+    total = rows * KV_BYTES / (READ * bandwidth * 1e9) + launching(gpu) + (len(PRODUCTS) * LAYERS + 1) * launch * 1e-6
+    for outputs, columns, _, format in products("Q4_0"):
+        if rows == 1:
+            figure = FIGURES["navi31", f"linear_bytes-f16-{NUMBERS[format]}-0-5-0"]
+            turns = columns / (32 * 8 * splits(outputs, columns))
+            each = (figure["loop"] + OUTSIDE * (figure["instructions"] - figure["loop"]) / turns) / 128
+        else:
+            each = FIGURES["navi31", f"linear_bytes-f16-{NUMBERS[format]}-3-0-0"]["loop"] / 1024 * rows
+        weights = outputs * columns
+        total += weights * max(BITS[format] / 8 / (READ * bandwidth * 1e9), each / (ISSUED * issue * 1e12))
+    return rows / total
+
+
 def prompt(gpu, tokens, format):
     """Time of the products of a prompt's chunk with packed weights, beside that with weights in float16."""
     name, _, bandwidth, _, units, _ = gpu
@@ -223,6 +239,12 @@ def tables():
         cells = [f"{batch(gpu, rows, True):,.0f} / " * is_known(rows) + f"{batch(gpu, rows, False):,.0f}" for rows in (8, 16, 32)]
         most = f"{batch(gpu, 64, False):,.0f}" if gpu[0].endswith("CUDA") else "-"
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} | {most} |")
+    lines += ["", "| | 1 row, in floats / in integers | 8 rows | 16 rows | | |", "|---|---|---|---|---|---|"]
+    # Apple's GPUs have no such instruction, and no compiler for NVIDIA's takes WGSL.
+    for gpu in [gpu for gpu in GPUS if gpu[0] in ("RX 7900 XTX", "Arc B580")]:
+        floats = lambda rows: 1 / seconds("Q4_0", gpu, False) if rows == 1 else batch(gpu, rows, False)
+        cells = [f"{floats(rows):,.0f} / {in_integers(gpu, rows):,.0f}" for rows in (1, 8, 16)]
+        lines.append(f"| {gpu[0]} | {' | '.join(cells)} | | |")
     lines += ["", "| | chunk of 256 tokens, Q4_0 / Q4_K | of 512 | largest chunk | |", "|---|---|---|---|---|"]
     for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
         # `largest_chunk` in crates/kiln/src/model/generating.rs

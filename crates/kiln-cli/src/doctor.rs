@@ -16,8 +16,8 @@ use kiln::{
     expert::{
         ModelVerdict,
         kernels::{
-            Activate, Activation, Choice, Coverage, Draws, KERNELS, Kernels, Sample, Sampling, Verdict,
-            self_test,
+            Activate, Activation, Arithmetic, Choice, Coverage, Draws, KERNELS, Kernels, Sample, Sampling,
+            Verdict, self_test,
         },
         read_back,
     },
@@ -63,8 +63,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let device = device::open(args.device)?;
     let model =
         args.model.as_deref().map(|model| compared(model, &device, args.dtype)).transpose()?.flatten();
-    let formats = model.as_ref().map_or(&[][..], |model| &model.formats);
-    let verdicts = verdicts(&device, if args.quick { Coverage::Quick(formats) } else { Coverage::Full })?;
+    let formats = model.iter().flat_map(|model| &model.formats);
+    let packed: Vec<_> = formats
+        .flat_map(|format| [Arithmetic::Floats, Arithmetic::Integers].map(|own| (*format, own)))
+        .collect();
+    let verdicts = verdicts(&device, if args.quick { Coverage::Quick(&packed) } else { Coverage::Full })?;
     let memory = device.measure_bandwidth(128 << 20)?;
     let copies = device.measure_copies()?;
     let times = times(&device)?;

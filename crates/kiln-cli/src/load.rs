@@ -7,9 +7,9 @@ use std::{
 };
 
 use kiln::{
-    Error, Layers, LoadProgress, Model, ModelBuilder, Plan, Result, device,
+    ArithmeticChoice, Error, Layers, LoadProgress, Model, ModelBuilder, Plan, Result, device,
     device::{DeviceClass, DeviceName, Opened},
-    expert::{ConfigFile, Stages, files, models},
+    expert::{ConfigFile, Stages, files, kernels::Arithmetic, models},
 };
 
 #[cfg(feature = "hub")]
@@ -86,13 +86,31 @@ pub(crate) fn division(stages: &Stages<Opened>, blocks: usize) -> String {
     stages.blocks(blocks).map(stage).collect::<Vec<_>>().join(", ")
 }
 
+/// The number type of a model, such as `f16`; with `(integers)` if a GPU multiplies packed weights in these.
+pub(crate) fn types(model: &Model) -> String {
+    let mut types = model.dtype().name().to_owned();
+    if on_gpus(model).any(|(_, arithmetic)| arithmetic == Arithmetic::Integers) {
+        types.push_str(" (integers)");
+    }
+    types
+}
+
+/// The GPUs of a model, with the arithmetic of products with packed weights.
+fn on_gpus(model: &Model) -> impl Iterator<Item = (DeviceName, Arithmetic)> {
+    let stages = model.stages().zip(model.arithmetic().clone(), |device, arithmetic| {
+        (device.info.class != DeviceClass::Cpu).then_some((device.info.name, arithmetic))
+    });
+    stages.iter().copied().flatten().collect::<Vec<_>>().into_iter()
+}
+
 /// Applies the options in `place` to the builder of a model.
 pub(crate) fn on<'a>(place: &PlaceArgs, devices: Vec<Opened>, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
     let model = model.devices(devices, place.layers.clone().unwrap_or_default());
     let model = model.dtype(place.dtype).kernels(place.kernels).memory(place.memory);
     let model = place.lora.iter().fold(model, |model, (folder, scale)| model.adapter(folder, *scale));
     let model = model.offload_experts(place.offload_experts).experts_on(place.experts);
-    model.exact(place.exact).quant(place.quant)
+    let arithmetic = if place.exact { ArithmeticChoice::Floats } else { place.arithmetic };
+    model.arithmetic(arithmetic).quant(place.quant)
 }
 
 /// Loads a text model from a folder.
@@ -156,6 +174,12 @@ pub(crate) fn model(
         && model.placement().count() > 1
     {
         note(format_args!("layers: {}", division(&model.stages(), model.causal().needs().len())));
+    }
+    if let (Ok(model), ArithmeticChoice::Fastest) = (&model, place.arithmetic) {
+        for (device, arithmetic) in on_gpus(model) {
+            let fastest = if arithmetic == Arithmetic::Integers { "integers" } else { "floats" };
+            note(format_args!("packed weights are multiplied in {fastest} on {device}"));
+        }
     }
     model
 }

@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln::{DtypeChoice, Layers, Mixture, device::DeviceName, expert::kernels::Choice};
+use kiln::{ArithmeticChoice, DtypeChoice, Layers, Mixture, device::DeviceName, expert::kernels::Choice};
 
 use crate::parse;
 
 /// Names of [`PlaceArgs`], which a command that asks a server refuses. That of the device is not among them,
 /// because the environment may set it.
-pub(crate) const OPTIONS: [&str; 10] = [
+pub(crate) const OPTIONS: [&str; 11] = [
     "layers",
     "dtype",
     "kernels",
+    "arithmetic",
     "exact",
     "quant",
     "memory",
@@ -51,10 +52,14 @@ pub(crate) struct PlaceArgs {
     /// Implementation of each kernel: auto, reference, wgsl or cube
     #[arg(long, hide_short_help = true, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
-    /// Compute with packed weights in float32 on the CPU, and round no activation to 8 bits
+    /// Arithmetic of products with packed weights: auto, floats, integers or fastest
     ///
-    /// Slower. By default, activations are rounded to 8 bits, with one scale per 32 numbers, before they are
-    /// multiplied by packed weights.
+    /// In integers, activations are rounded to 8 bits, with one scale per 32 numbers. `auto` is integers on
+    /// the CPU and floats on GPUs. `integers` is for wgpu, too, in passes of up to 16 tokens; longer prompts
+    /// and experts stay in floats. `fastest` measures which is faster there when the model is loaded.
+    #[arg(long, default_value_t, value_name = "WHICH", conflicts_with = "exact")]
+    pub(crate) arithmetic: ArithmeticChoice,
+    /// Round no activation to 8 bits: the same as `--arithmetic floats`
     #[arg(long)]
     pub(crate) exact: bool,
     /// Pack the weights when they are loaded, such as q8_0, q4_k_m or nf4; see `kiln quantize --help`

@@ -9,7 +9,8 @@ use std::{
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Completion, Error, GeneratedText, GenerationConfig, Model, Plan, Sequence, Stats, Steps, StopReason,
+    ArithmeticChoice, Completion, Error, GeneratedText, GenerationConfig, Model, Plan, Sequence, Stats,
+    Steps, StopReason,
     expert::{ExpertTraffic, files},
 };
 use serde_json::Value;
@@ -106,6 +107,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let draft_place = PlaceArgs {
         layers: None,
         offload_experts: None,
+        // Proposals change no text.
+        arithmetic: ArithmeticChoice::Auto,
         experts: None,
         lora: Vec::new(),
         ..args.place.clone()
@@ -374,7 +377,7 @@ impl Report<'_> {
             model.device_names(),
             info.adapter,
             info.api,
-            model.dtype().name(),
+            load::types(model),
             model.load_time().as_secs_f64(),
             display::count(model.parameters()),
             display::bytes(model.weight_bytes()),
@@ -414,7 +417,7 @@ impl Report<'_> {
             "model": model.name(),
             "device": model.device_names(),
             "adapter": model.opened().info.adapter,
-            "dtype": model.dtype().name(),
+            "dtype": load::types(model),
             "cache": self.cache,
             "prompt": prompt,
             "text": text,

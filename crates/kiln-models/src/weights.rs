@@ -4,12 +4,16 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, gapless, host_data};
-use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use, product};
+use kiln_kernels::{
+    Arithmetic, Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use, product,
+};
 
 /// The device that the weights of a stage are loaded to.
 #[derive(Clone, Debug)]
 pub struct LoadTarget {
     pub kernels: Kernels,
+    /// The arithmetic of products with packed weights.
+    pub arithmetic: Arithmetic,
     /// Size in bytes of the largest tensor that a kernel can bind.
     pub largest_binding: usize,
     /// Whether tensors are copied to memory that the device owns.

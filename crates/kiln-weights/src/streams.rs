@@ -38,14 +38,14 @@ pub enum Order {
     Sixteens,
 }
 
-/// The arithmetic of products with packed weights on the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// The arithmetic of products with packed weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
     /// Vectors are rounded to signed bytes, with a scale per 32 numbers, and multiplied in integers. Weights
-    /// that are floats, or indices into a table of floats, are multiplied in float32.
-    #[default]
+    /// that are floats, or indices into a table of floats, are multiplied in float32; on GPUs all with tables
+    /// are.
     Integers,
-    /// Products are computed in float32.
+    /// Products are computed in float32, or in the type of the vectors.
     Floats,
 }
 

@@ -77,7 +77,7 @@ pub use kiln_models::Mixture;
 
 pub use chat::Chat;
 pub use embedding::{EmbeddingConfig, EmbeddingInput, EmbeddingRequest, Embeddings, Pooling};
-pub use model::{DtypeChoice, Estimate, Layers, LoadProgress, Model, ModelBuilder};
+pub use model::{ArithmeticChoice, DtypeChoice, Estimate, Layers, LoadProgress, Model, ModelBuilder};
 pub use out_of_memory::OnOutOfMemory;
 pub use quantize::quantize;
 pub use request::{Prompt, Request};

@@ -196,7 +196,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         },
         params: model.parameters(),
         bytes: model.weight_bytes() + model.host_weight_bytes(),
-        dtype: model.dtype().name().to_owned(),
+        dtype: load::types(&model),
         device: model.device_names(),
         adapter: info.adapter.clone(),
         driver: info.driver.clone(),

@@ -54,7 +54,7 @@ impl Local {
             note(format_args!(
                 "{} on {place}, {}. /help lists what can be typed beside messages.",
                 model.name(),
-                model.dtype().name()
+                load::types(&model)
             ));
         }
         if args.model.is_none() {

@@ -7,8 +7,8 @@ use kiln::{Mixture, expert::probe::MIXTURES};
 
 use crate::{parse, place::PlaceArgs};
 
-const WEIGHTS: &str = "The model is compared with itself as it is stored: name the original, in 16 or 32 bits. On the CPU, mixtures \
-                       with packed formats are measured with --exact and without. Up to three models are in memory.";
+const WEIGHTS: &str = "The model is compared with itself as it is stored: name the original, in 16 or 32 bits. Mixtures whose \
+                       products are computed in integers are measured with --exact and without. Up to three models are in memory.";
 
 fn weights_help() -> String {
     let default = MIXTURES.map(Mixture::name).join(",");

@@ -7,7 +7,7 @@ use kiln_core::{
     Result,
     read_back::{self, ReadBack},
 };
-use kiln_weights::Format;
+use kiln_weights::{Format, streams::Arithmetic};
 
 use crate::{
     check::invariance::violation,
@@ -38,12 +38,12 @@ pub struct AnyCase {
     lacks: Lacks,
     tolerance: Tolerance,
     is_probed: bool,
-    format: Option<Format>,
+    packed: Option<(Format, Arithmetic)>,
 }
 
 impl AnyCase {
     pub(crate) fn of<K: Checked>(
-        Case { name, inputs, lacks, tolerance, is_probed, format }: Case<K>,
+        Case { name, inputs, lacks, tolerance, is_probed, packed }: Case<K>,
     ) -> Self {
         let inputs = Rc::new(inputs);
         let (again, sized) = (Rc::clone(&inputs), Rc::clone(&inputs));
@@ -59,7 +59,7 @@ impl AnyCase {
             Box::pin(async move { violation(inputs, &kernels).await })
         });
         let run = Box::new(run);
-        Self { kernel: K::NAME, name, run, work, invariance, lacks, tolerance, is_probed, format }
+        Self { kernel: K::NAME, name, run, work, invariance, lacks, tolerance, is_probed, packed }
     }
 
     /// Whether quick self-tests always run this case, whichever others they leave out.
@@ -67,9 +67,9 @@ impl AnyCase {
         self.is_probed
     }
 
-    /// The format of the packed weights, if the case has any.
-    pub fn format(&self) -> Option<Format> {
-        self.format
+    /// The format of the packed weights, if the case has any, and the arithmetic of their products.
+    pub fn packed(&self) -> Option<(Format, Arithmetic)> {
+        self.packed
     }
 
     /// Whether the case is of many rows, which programs of their own compute on some devices.

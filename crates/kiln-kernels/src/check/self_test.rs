@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device};
 use kiln_core::{Error, Result};
-use kiln_weights::Format;
+use kiln_weights::{Format, streams::Arithmetic};
 
 use crate::{
     check::{any_case::AnyCase, registry::KernelInfo},
@@ -17,9 +17,9 @@ use crate::{
 /// How many inputs per kernel are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage<'a> {
-    /// A few inputs, and all with weights packed in these formats: all kernels together take about a second
-    /// on a GPU.
-    Quick(&'a [Format]),
+    /// A few inputs, and all with weights packed in these formats whose products have this arithmetic: all
+    /// kernels together take about a second on a GPU.
+    Quick(&'a [(Format, Arithmetic)]),
     /// All inputs of Kiln's own tests.
     Full,
 }
@@ -72,8 +72,8 @@ pub async fn self_test(
     cases.retain(|case| path != Implementation::Reference && case.path(path, dtype, device) == path);
     let step = cases.len().div_ceil(FEW).max(1);
     let is_compared = |(number, case): &(usize, &AnyCase)| match coverage {
-        Coverage::Quick(formats) => {
-            let is_launched = case.format().is_some_and(|format| formats.contains(&format));
+        Coverage::Quick(weights) => {
+            let is_launched = case.packed().is_some_and(|packed| weights.contains(&packed));
             number.is_multiple_of(step) || case.is_probed() || is_launched
         }
         Coverage::Full => true,

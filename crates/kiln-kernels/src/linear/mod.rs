@@ -12,6 +12,7 @@ pub(crate) mod around;
 #[cfg(feature = "cube")]
 pub(crate) mod fours;
 pub(crate) mod gated;
+mod integers;
 mod layout;
 #[cfg(feature = "wgpu")]
 mod many;
@@ -181,7 +182,16 @@ impl Checked for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[around::SHADER, around::PACKED, tiles::SHADER, tiles::PACKED, many::SHADER, many::PACKED];
+        return &[
+            around::SHADER,
+            around::PACKED,
+            around::BYTES,
+            around::ROWS_IN_BYTES,
+            tiles::SHADER,
+            tiles::PACKED,
+            many::SHADER,
+            many::PACKED,
+        ];
         #[cfg(not(feature = "wgpu"))]
         &[around::SHADER, around::PACKED]
     }
@@ -226,7 +236,7 @@ impl Checked for Linear {
                 let (step, largest) = (LARGEST / 127.0, LARGEST * f64::from(factor));
                 let rounded = 6.0 * (x[2] as f64).sqrt() * largest * step / 12f64.sqrt();
                 let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
-                inputs.of_format(packing.format).without(lacks).within(
+                inputs.of_format(packing.format, arithmetic).without(lacks).within(
                     move |want, Rounding { single, ulp, .. }| {
                         let n = x[2] as f64;
                         let exact = LARGEST * largest * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp);
@@ -334,6 +344,19 @@ impl Checked for Linear {
             let rows = PackedLayout { format, order: Order::Rows };
             cases.push(packed(rows, Arithmetic::Floats, x, Plain, 8170));
         }
+        // Vectors in bytes on wgpu. Those of many rows are multiplied in floats.
+        for format in Format::ALL.into_iter().filter(|format| packed_lines::has_bytes(*format)) {
+            let (block, packing) = (format.block().max(32), PackedLayout { format, order: Order::Rows });
+            let in_bytes = |x, output| packed(packing, Arithmetic::Integers, x, Plain, output);
+            cases.push(in_bytes([1, 1, 16 * block], 10));
+            cases.push(in_bytes([1, 5, 3 * block], 95));
+            cases.push(in_bytes([3, 5, block], 41));
+            let (factor, x) = (SUBNORMAL_SCALES, [1, 3, 2 * block]);
+            cases.push(packed_times(factor, packing, Arithmetic::Integers, x, Plain, 11));
+        }
+        let rows = PackedLayout { format: Format::Q4_0, order: Order::Rows };
+        cases.push(packed(rows, Arithmetic::Integers, [2, 2, 64], Swapped(1, 2), 70));
+        cases.push(packed(rows, Arithmetic::Integers, [2, 2, 64], Cut(2), 70));
         cases
     }
 }

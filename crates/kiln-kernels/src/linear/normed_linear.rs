@@ -151,12 +151,12 @@ impl Checked for NormedLinear {
 
     fn cases() -> Vec<Case<Self>> {
         let of_weight_times = |factor: f32,
-                               packed: Option<Format>,
+                               packed: Option<(Format, Arithmetic)>,
                                x: [usize; 3],
                                output: usize,
                                given: Given,
                                order: NormOrder| {
-            let name = packed.map(Format::name);
+            let name = packed.map(|(format, arithmetic)| (format.name(), arithmetic));
             let inputs = Case::new((name, x, output, given, order, factor), move |numbers| {
                 let then = match given {
                     Given::Nothing => Then::Nothing,
@@ -173,10 +173,10 @@ impl Checked for NormedLinear {
                     eps: 0.5,
                     order,
                     weight: match packed {
-                        Some(format) => {
+                        Some((format, arithmetic)) => {
                             let layout = PackedLayout { format, order: Order::Rows };
-                            let (shape, exact) = ([output, x[2]], Arithmetic::Floats);
-                            Matrix::Packed(numbers.packed_matrix_times(factor, shape, layout, exact))
+                            let shape = [output, x[2]];
+                            Matrix::Packed(numbers.packed_matrix_times(factor, shape, layout, arithmetic))
                         }
                         None => Matrix::Dense(numbers.tensor([output, x[2]], Plain)),
                     },
@@ -193,10 +193,18 @@ impl Checked for NormedLinear {
             // Products of n numbers, with a mean square of 1, with scales of up to 1 + LARGEST. The reference
             // rounds the numbers twice, and the product; then it multiplies that by another product, or two
             // of them by sines.
-            inputs.of_format(packed).without_on(lacks).within(move |want, Rounding { single, ulp, .. }| {
+            let case = match packed {
+                Some((format, arithmetic)) => inputs.of_format(format, arithmetic),
+                None => inputs,
+            };
+            let in_bytes = matches!(packed, Some((_, Arithmetic::Integers)));
+            case.without_on(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
                 let product = f64::from(factor) * LARGEST * (1.0 + LARGEST) * n.sqrt();
-                let off = product * (single * (n.sqrt() + 16.0) + 4.0 * ulp);
+                // As in `linear`: rounding to bytes is off by half a step, of which the sum has six standard
+                // deviations at most. Numbers of a mean square of 1 are 2 at most here, before their scales.
+                let rounded = if in_bytes { product * 2.0 * 6.0 / (127.0 * 12f64.sqrt()) } else { 0.0 };
+                let off = product * (single * (n.sqrt() + 16.0) + 4.0 * ulp) + rounded;
                 match given {
                     Given::Nothing => off + want.abs() * ulp,
                     Given::Gate(_) => (product + LARGEST) * (2.0 * off + 4e-7) + want.abs() * 3.0 * ulp,
@@ -207,6 +215,7 @@ impl Checked for NormedLinear {
         let of_weight =
             |packed, x, output, given, order| of_weight_times(1.0, packed, x, output, given, order);
         let case = |x, output, given, order| of_weight(None, x, output, given, order);
+        let floats = |format| Some((format, Arithmetic::Floats));
         let mut cases = Vec::new();
         let rotate = |heads, head_dim, pairs, tables| Given::Rotate { heads, head_dim, pairs, tables };
         let [order, other] = [NormOrder::CastThenScale, NormOrder::ScaleThenCast];
@@ -236,15 +245,21 @@ impl Checked for NormedLinear {
             (1032, 42, Given::Gate(Activation::GeluTanh)),
             (96, 3 * 80, rotate(2, 80, 40, 1)),
         ] {
-            cases.push(of_weight(Some(Format::Bf16), [1, 3, input], output, given, NormOrder::ScaleThenCast));
+            cases.push(of_weight(
+                floats(Format::Bf16),
+                [1, 3, input],
+                output,
+                given,
+                NormOrder::ScaleThenCast,
+            ));
         }
         // Models launch it in every format.
         for format in Format::ALL.into_iter().filter(|format| packed_lines::pick(*format).is_some()) {
             let input = 2 * format.block().max(32);
-            cases.push(of_weight(Some(format), [1, 3, input], 20, Given::Gate(Activation::Silu), order));
+            cases.push(of_weight(floats(format), [1, 3, input], 20, Given::Gate(Activation::Silu), order));
             // A number not divisible by 3: no bias hides a scale that is flushed to 0.
             let (x, given) = ([1, 1, input], Given::Nothing);
-            cases.push(of_weight_times(SUBNORMAL_SCALES, Some(format), x, 8, given, order));
+            cases.push(of_weight_times(SUBNORMAL_SCALES, floats(format), x, 8, given, order));
         }
         // On CUDA, tensor cores multiply up to 32 rows at once: whole and partial turns.
         cases.push(case([2, 12, 128], 20, Given::Gate(Activation::Silu), order).probed());
@@ -261,7 +276,7 @@ impl Checked for NormedLinear {
             (Format::Q6K, [1, 64, 256], 42, Given::Nothing, order),
             (Format::Q8_0, [3, 13, 1024], 8170, Given::Nothing, other),
         ] {
-            cases.push(of_weight(Some(format), x, output, given, order));
+            cases.push(of_weight(floats(format), x, output, given, order));
         }
         // Tables share memory with sums, and zero points with scales.
         for (format, given) in [
@@ -271,7 +286,20 @@ impl Checked for NormedLinear {
             (Format::Int4In128, Given::Nothing),
             (Format::Int8, rotate(1, 8, 4, 1)),
         ] {
-            cases.push(of_weight(Some(format), [1, 5, 384], 16, given, order));
+            cases.push(of_weight(floats(format), [1, 5, 384], 16, given, order));
+        }
+        // Vectors in bytes on wgpu, in each operation, and more than eight of them.
+        for (format, x, output, given, order) in [
+            (Format::Q4_0, [1, 1, 4096], 16, rotate(1, 8, 4, 1), order),
+            (Format::Q8_0, [2, 1, 96], 3 * 80, rotate(2, 80, 40, 2), other),
+            (Format::Q6K, [3, 5, 512], 42, Given::Nothing, other),
+            (Format::Q4K, [4, 4, 256], 42, Given::Gate(Activation::GeluTanh), other),
+        ] {
+            cases.push(of_weight(Some((format, Arithmetic::Integers)), x, output, given, order));
+        }
+        for format in Format::ALL.into_iter().filter(|format| packed_lines::has_bytes(*format)) {
+            let (in_bytes, input) = (Some((format, Arithmetic::Integers)), 2 * format.block().max(32));
+            cases.push(of_weight(in_bytes, [1, 3, input], 20, Given::Gate(Activation::Silu), order));
         }
         cases
     }

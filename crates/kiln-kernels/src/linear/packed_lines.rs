@@ -21,6 +21,29 @@ pub(crate) fn pick(format: Format) -> Option<usize> {
     formats().position(|(read, _)| read == format)
 }
 
+/// The lines of [`FORMATS`] for formats whose codes are multiplied in integers. The first is that of the
+/// file, which no launch picks.
+#[cfg(feature = "wgpu")]
+pub(crate) const OF_BYTES: Lines = || {
+    static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
+        let own = formats().zip(FORMATS()).filter(|((format, _), _)| has_bytes(*format));
+        FORMATS().iter().take(1).chain(own.map(|(_, line)| line)).copied().collect()
+    });
+    &LINES
+};
+
+/// Index of the line of [`OF_BYTES`] for a format, if it has one.
+#[cfg(feature = "wgpu")]
+pub(crate) fn pick_of_bytes(format: Format) -> Option<usize> {
+    let mut own = formats().filter(|(format, _)| has_bytes(*format));
+    own.position(|(read, _)| read == format).map(|place| place + 1)
+}
+
+/// Whether the codes of a format are integers of at most eight bits: the others have tables, or are floats.
+pub(crate) fn has_bytes(format: Format) -> bool {
+    format.streams().is_some_and(|streams| streams.table.is_none())
+}
+
 /// Bfloat16, and all formats that are stored as streams.
 fn formats() -> impl Iterator<Item = (Format, Streams)> {
     /// 16-bit numbers are read like codes.

@@ -165,7 +165,7 @@ impl Checked for Unpack {
                     });
                     // Every device gives the same numbers, to the bit.
                     let lacks = move |path, _| path != Implementation::Native && !takes_packed(path, layout);
-                    cases.push(case.of_format(format).without(lacks));
+                    cases.push(case.of_format(format, Arithmetic::Floats).without(lacks));
                 }
             }
         }

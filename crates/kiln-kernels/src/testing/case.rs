@@ -7,7 +7,7 @@ use kiln_core::{
     packed::PackedBuffer,
     read_back::{self, ReadBack},
 };
-use kiln_weights::Format;
+use kiln_weights::{Format, streams::Arithmetic};
 
 use crate::{runtime::choice::Implementation, testing::numbers::Numbers};
 
@@ -28,7 +28,7 @@ pub struct Case<K> {
     pub(crate) lacks: Lacks,
     pub(crate) tolerance: Tolerance,
     pub(crate) is_probed: bool,
-    pub(crate) format: Option<Format>,
+    pub(crate) packed: Option<(Format, Arithmetic)>,
 }
 
 impl<K> Case<K> {
@@ -41,7 +41,7 @@ impl<K> Case<K> {
             lacks: Box::new(|_, _, _| false),
             tolerance: Box::new(|_, _| 0.0),
             is_probed: false,
-            format: None,
+            packed: None,
         }
     }
 
@@ -71,9 +71,10 @@ impl<K> Case<K> {
         Self { is_probed: true, ..self }
     }
 
-    /// Declares the format of packed weights: quick self-tests of models with this format run the case.
-    pub fn of_format(self, format: impl Into<Option<Format>>) -> Self {
-        Self { format: format.into(), ..self }
+    /// Declares the format of packed weights and the arithmetic of their products: quick self-tests of models
+    /// with these run the case.
+    pub fn of_format(self, format: impl Into<Option<Format>>, arithmetic: Arithmetic) -> Self {
+        Self { packed: format.into().map(|format| (format, arithmetic)), ..self }
     }
 
     /// Generates the inputs on a device, in type `dtype`.

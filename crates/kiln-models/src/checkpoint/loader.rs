@@ -29,7 +29,7 @@ pub struct Loader<'a> {
     uploader: Uploader,
     /// The device that weights are loaded to instead of that of the block
     other: Option<LoadTarget>,
-    use_as: Use,
+    dtype: DType,
     expert_place: ExpertPlace,
     /// Names of the tensors that were loaded
     loaded: BTreeSet<String>,
@@ -44,21 +44,18 @@ struct Words {
 
 impl std::fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loader")
-            .field("folder", &self.checkpoint.folder)
-            .field("use_as", &self.use_as)
-            .finish()
+        f.debug_struct("Loader").field("folder", &self.checkpoint.folder).field("dtype", &self.dtype).finish()
     }
 }
 
 impl<'a> Loader<'a> {
     /// Creates a loader. Matrices become [`Matrix::Packed`] in the format in which they are stored, or in the
-    /// type of the model, if the kernels of their device can compute with it; `use_as` says how.
+    /// type of the model, `dtype`, if the kernels of their device can compute with it.
     /// `on_progress` receives the number of file bytes read, after each read.
     pub fn new(
         checkpoint: &'a Checkpoint,
         targets: Stages<LoadTarget>,
-        use_as: Use,
+        dtype: DType,
         on_progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         Self {
@@ -69,7 +66,7 @@ impl<'a> Loader<'a> {
             targets,
             block: 0,
             other: None,
-            use_as,
+            dtype,
             expert_place: ExpertPlace::Device,
             loaded: BTreeSet::new(),
             parameters: 0,
@@ -81,8 +78,8 @@ impl<'a> Loader<'a> {
     }
 
     fn use_as(&self) -> Use {
-        let dtype = if self.other.is_some() { DType::F32 } else { self.use_as.dtype };
-        Use { dtype, ..self.use_as }
+        let dtype = if self.other.is_some() { DType::F32 } else { self.dtype };
+        Use { dtype, arithmetic: self.target().arithmetic }
     }
 
     /// Counts the elements of tensors that are loaded for the first time: a head that is also the embedding

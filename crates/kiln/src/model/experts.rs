@@ -70,7 +70,8 @@ impl ModelBuilder<'_> {
             return Err(Error::Setting { name: "experts", why });
         }
         let (largest_binding, copied) = (device.info.largest_binding, device.is_asynchronous());
-        Ok(ExpertPlace::Elsewhere(LoadTarget { kernels, largest_binding, copied }))
+        let arithmetic = self.arithmetic.on_cpu();
+        Ok(ExpertPlace::Elsewhere(LoadTarget { kernels, arithmetic, largest_binding, copied }))
     }
 
     /// Bytes of the device's memory that are saved if experts, which take `bytes` together, are in host

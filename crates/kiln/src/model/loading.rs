@@ -22,7 +22,7 @@ use kiln_core::{
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
-    Arithmetic, Choice, Kernels, PackedLayout, Placement, Use,
+    Arithmetic, Choice, Kernels, PackedLayout, Placement,
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
@@ -33,7 +33,7 @@ use kiln_models::{
 use kiln_weights::Format;
 use web_time::Instant;
 
-use super::{Layers, Loaded, Model};
+use super::{ArithmeticChoice, Layers, Loaded, Model};
 use crate::{
     chat::chat_templates,
     embedding::EmbeddingConfig,
@@ -123,7 +123,7 @@ pub struct ModelBuilder<'a> {
     pub(super) divided: Option<(Vec<Opened>, Layers)>,
     dtype: DtypeChoice,
     pub(super) kernels: Choice,
-    arithmetic: Arithmetic,
+    pub(super) arithmetic: ArithmeticChoice,
     quant: Option<Mixture>,
     /// Names in GGUF files of the tensors to pack; `None`: all tensors that the mixture packs.
     packed_tensors: Option<BTreeSet<String>>,
@@ -174,7 +174,7 @@ impl<'a> ModelBuilder<'a> {
             divided: None,
             dtype: DtypeChoice::Auto,
             kernels: Choice::Auto,
-            arithmetic: Arithmetic::default(),
+            arithmetic: ArithmeticChoice::default(),
             quant: None,
             packed_tensors: None,
             largest_binding: None,
@@ -282,11 +282,28 @@ impl<'a> ModelBuilder<'a> {
         Self { kernels, ..self }
     }
 
-    /// Whether products with packed weights are computed in float32 on the CPU. Default: activations are
-    /// rounded to 8 bits with one scale per 32 numbers, and products are computed in integers, which is
-    /// faster. `docs/weight-loss.md` lists the loss.
+    /// Sets the arithmetic of products with packed weights. Default: [`ArithmeticChoice::Auto`].
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{ArithmeticChoice, Mixture, Model, expert::kernels::Arithmetic};
+    ///
+    /// let model = Model::builder(folder)
+    ///     .device("cpu".parse()?)
+    ///     .quant(Mixture::Q8_0)
+    ///     .arithmetic(ArithmeticChoice::Floats)
+    ///     .load()?;
+    /// assert_eq!(*model.arithmetic().first(), Arithmetic::Floats);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn arithmetic(self, arithmetic: ArithmeticChoice) -> Self {
+        Self { arithmetic, ..self }
+    }
+
+    /// Whether no activation is rounded to 8 bits: [`ArithmeticChoice::Floats`] instead of
+    /// [`ArithmeticChoice::Auto`].
     pub fn exact(self, exact: bool) -> Self {
-        Self { arithmetic: if exact { Arithmetic::Floats } else { Arithmetic::Integers }, ..self }
+        self.arithmetic(if exact { ArithmeticChoice::Floats } else { ArithmeticChoice::Auto })
     }
 
     /// Packs the weights when they are loaded, in the formats of a mixture, as [`quantize`](crate::quantize)
@@ -294,6 +311,10 @@ impl<'a> ModelBuilder<'a> {
     /// weights are not packed: loading them is an [`Error::Setting`].
     pub fn quant(self, mixture: impl Into<Option<Mixture>>) -> Self {
         Self { quant: mixture.into(), ..self }
+    }
+
+    pub(crate) fn arithmetic_choice(&self) -> ArithmeticChoice {
+        self.arithmetic
     }
 
     /// Packs only the tensors with these names in GGUF files.
@@ -513,9 +534,15 @@ impl<'a> ModelBuilder<'a> {
         let parts = |kernels: &Kernels, device: &Opened| {
             let binding = self.largest_binding_on(device);
             let ends = Ends::of(&checkpoint, &*configured, self.copied_experts(), binding);
-            (checkpoint.packed_formats(kernels, dtype), ends)
+            let formats = checkpoint.packed_formats(kernels, dtype);
+            self.arithmetic.check(kernels, device, &formats)?;
+            Ok((self.arithmetic.possible(device.info.class, &formats), ends))
         };
         let stages = self.trusted_stages(devices, dtype, parts).await?;
+        let arithmetic = async |Trusted { kernels, device, .. }: &Trusted| {
+            self.arithmetic_on(kernels, device, dtype, &checkpoint.packed_formats(kernels, dtype)).await
+        };
+        let arithmetic = stages.try_map_async(arithmetic).await?;
         let placement = stages.map(|stage| stage.kernels.clone());
         if let Some(mixture) = self.quant {
             for Trusted { kernels, device, .. } in stages.iter() {
@@ -531,8 +558,8 @@ impl<'a> ModelBuilder<'a> {
             on_progress(LoadProgress { read, total });
         };
         on_progress(0);
-        let use_as = Use { dtype, arithmetic: self.arithmetic };
-        let mut loader = Loader::new(&checkpoint, self.targets(&stages), use_as, &mut on_progress);
+        let targets = self.targets(&stages, arithmetic.clone());
+        let mut loader = Loader::new(&checkpoint, targets, dtype, &mut on_progress);
         loader.place_experts(expert_place);
         let causal = configured.load(&mut loader, &placement)?;
         let parameters = loader.finish()?;
@@ -551,7 +578,7 @@ impl<'a> ModelBuilder<'a> {
             placement,
             experts_on,
             dtype,
-            arithmetic: self.arithmetic,
+            arithmetic,
             tokenizer: tokenizer.map(Arc::new),
             token_table: Arc::default(),
             generation,
@@ -586,10 +613,15 @@ impl<'a> ModelBuilder<'a> {
             let why = "packs no random weights; save them as a folder and load that".to_owned();
             return Err(Error::Setting { name: "quant", why });
         }
+        self.arithmetic.check_unpacked()?;
         let configured = configure(config)?;
         self.check_stages(devices, configured.needs().len())?;
         let dtype = self.dtype_of(devices, &*configured)?;
-        let stages = self.trusted_stages(devices, dtype, |_, _| (Vec::new(), None)).await?;
+        let stages = self.trusted_stages(devices, dtype, |_, _| Ok((Vec::new(), None))).await?;
+        let arithmetic = async |Trusted { kernels, device, .. }: &Trusted| {
+            self.arithmetic_on(kernels, device, dtype, &[]).await
+        };
+        let arithmetic = stages.try_map_async(arithmetic).await?;
         let placement = stages.map(|stage| stage.kernels.clone());
         let budgets = self.budgets(&stages);
         // Counts all of them first: if weights were generated one by one, minutes would pass before one does
@@ -609,7 +641,7 @@ impl<'a> ModelBuilder<'a> {
         let experts_on = self.experts_device(devices).await?;
         let expert_place = self.expert_place(experts_on.as_ref(), |_| of_experts)?;
         let mut weights = RandomWeights {
-            targets: self.targets(&stages),
+            targets: self.targets(&stages, arithmetic.clone()),
             block: 0,
             dtype,
             expert_place,
@@ -638,7 +670,7 @@ impl<'a> ModelBuilder<'a> {
             placement,
             experts_on,
             dtype,
-            arithmetic: self.arithmetic,
+            arithmetic,
             tokenizer: None,
             token_table: Arc::default(),
             generation: GenerationConfig::default(),
@@ -653,13 +685,13 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    /// The stages without parts of their devices that give wrong results. `parts`: the packed formats and the
-    /// blocks of the model that are compared on a device.
+    /// The stages without parts of their devices that give wrong results. `parts`: the packed formats with
+    /// the arithmetic of their products, and the blocks of the model that are compared on a device.
     async fn trusted_stages<'c>(
         &self,
         devices: &Stages<Opened>,
         dtype: DType,
-        parts: impl Fn(&Kernels, &Opened) -> (Vec<Format>, Option<Ends<'c>>),
+        parts: impl Fn(&Kernels, &Opened) -> Result<(Vec<(Format, Arithmetic)>, Option<Ends<'c>>)>,
     ) -> Result<Stages<Trusted>> {
         let mut known: Vec<(Opened, Trusted)> = Vec::new();
         let trusted = async |device: &Opened| {
@@ -667,8 +699,8 @@ impl<'a> ModelBuilder<'a> {
                 return Ok(trusted.clone());
             }
             let kernels = Kernels::new(self.kernels, &device.device)?;
-            let (formats, ends) = parts(&kernels, device);
-            let trusted = self.trusted(kernels, device.clone(), dtype, &formats, ends.as_ref()).await?;
+            let (packed, ends) = parts(&kernels, device)?;
+            let trusted = self.trusted(kernels, device.clone(), dtype, &packed, ends.as_ref()).await?;
             known.push((device.clone(), trusted.clone()));
             Ok(trusted)
         };
@@ -681,11 +713,11 @@ impl<'a> ModelBuilder<'a> {
         kernels: Kernels,
         device: Opened,
         dtype: DType,
-        formats: &[Format],
+        packed: &[(Format, Arithmetic)],
         ends: Option<&Ends<'_>>,
     ) -> Result<Trusted> {
         match self.kernels {
-            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test, formats, ends).await,
+            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test, packed, ends).await,
             Choice::Reference | Choice::Wgsl | Choice::Cube => {
                 Ok(Trusted { device, kernels, captures: true })
             }
@@ -714,9 +746,10 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// The device of each stage, to load weights to it.
-    fn targets(&self, stages: &Stages<Trusted>) -> Stages<LoadTarget> {
-        stages.map(|Trusted { kernels, device, .. }| LoadTarget {
+    fn targets(&self, stages: &Stages<Trusted>, arithmetic: Stages<Arithmetic>) -> Stages<LoadTarget> {
+        stages.zip(arithmetic, |Trusted { kernels, device, .. }, arithmetic| LoadTarget {
             kernels: kernels.clone(),
+            arithmetic,
             largest_binding: self.largest_binding_on(device),
             copied: device.is_asynchronous(),
         })

@@ -1,5 +1,6 @@
 //! A model on a device, with the settings from its folder.
 
+mod arithmetic;
 mod experts;
 mod generating;
 mod layers;
@@ -28,6 +29,7 @@ use kiln_kernels::{Arithmetic, Kernels, Placement, device::Opened};
 use kiln_models::{Sizes, TensorNames, checkpoint::Adapter};
 use sha2::{Digest, Sha256};
 
+pub use arithmetic::ArithmeticChoice;
 pub use layers::Layers;
 pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, LoadProgress, ModelBuilder, name_of};
@@ -63,7 +65,8 @@ struct Loaded {
     /// The device of experts, if it is another one.
     experts_on: Option<Opened>,
     dtype: DType,
-    arithmetic: Arithmetic,
+    /// The arithmetic of each stage.
+    arithmetic: Stages<Arithmetic>,
     tokenizer: Option<Arc<Tokenizer>>,
     /// The tokenizer's table for grammars, after the first grammar was used.
     token_table: Arc<Mutex<Option<Arc<TokenTable>>>>,
@@ -345,9 +348,10 @@ impl Model {
         self.loaded.dtype
     }
 
-    /// The arithmetic of products with packed weights on the CPU ([`ModelBuilder::exact`]).
-    pub fn arithmetic(&self) -> Arithmetic {
-        self.loaded.arithmetic
+    /// The arithmetic of products with packed weights on the device of each stage
+    /// ([`ModelBuilder::arithmetic`]).
+    pub fn arithmetic(&self) -> &Stages<Arithmetic> {
+        &self.loaded.arithmetic
     }
 
     /// The kernels of the device that computes the logits, with a record of those that ran.

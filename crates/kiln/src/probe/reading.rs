@@ -19,6 +19,7 @@ use kiln_core::{
     read_back,
 };
 use kiln_generate::GenerationConfig;
+use kiln_kernels::{Arithmetic, INVARIANT_UP_TO, device::DeviceClass};
 use rayon::prelude::*;
 
 use super::{
@@ -30,6 +31,10 @@ use crate::Model;
 
 /// Maximum number of tokens that are fed at once.
 const CHUNK: usize = 512;
+
+/// Maximum number of tokens that are fed to a model with products in integers on a GPU: more would be
+/// multiplied in floats.
+const STEP: usize = INVARIANT_UP_TO;
 
 /// Number of logits of a model that are in memory at a time: 16 MiB in float32.
 const LOGITS: usize = 1 << 22;
@@ -53,6 +58,7 @@ impl<'a> Reading<'a> {
     /// Reads the text with `model`. Calls `on_read` with the number of tokens fed since the last call.
     pub(super) fn of(model: &'a Model, windows: Windows<'_>, on_read: &mut dyn FnMut(usize)) -> Result<Self> {
         let (mut states, mut prefill) = (Vec::new(), 0.0_f64);
+        let chunk = if is_in_steps(model) { STEP } else { CHUNK };
         for window in windows.iter() {
             let fed = window.split_last().map_or(&[][..], |(_, fed)| fed);
             let mut cache = model.cache(&Plan::dynamic())?;
@@ -60,7 +66,7 @@ impl<'a> Reading<'a> {
             let started = Instant::now();
             let (mut parts, mut start) = (Vec::new(), 0);
             while start < fed.len() {
-                let most = cache.at_once().unwrap_or(CHUNK).clamp(1, CHUNK);
+                let most = cache.at_once().unwrap_or(chunk).clamp(1, chunk);
                 let part = &fed[start..fed.len().min(start + most)];
                 let batch = Batch::from_rows(&[part.to_vec()], model.device())?;
                 parts.push(model.causal().forward(&batch, Logits::Hidden, &mut cache)?);
@@ -76,6 +82,11 @@ impl<'a> Reading<'a> {
 
     pub(super) fn model(&self) -> &'a Model {
         self.model
+    }
+
+    /// Whether the text was read in steps of few tokens, as it would be decoded.
+    pub(super) fn is_in_steps(&self) -> bool {
+        is_in_steps(self.model)
     }
 
     /// The predicted distributions at some positions of a window.
@@ -104,7 +115,8 @@ pub(super) fn compare<const PAIRS: usize>(
 ) -> Result<[Comparison; PAIRS]> {
     let mut all = [(); PAIRS].map(|()| Comparisons::default());
     let vocab = readings.iter().map(|reading| reading.model.causal().vocab()).max().unwrap_or(1);
-    let at_once = (LOGITS / vocab.max(1)).max(1);
+    let most = if readings.iter().any(|reading| reading.is_in_steps()) { STEP } else { usize::MAX };
+    let at_once = (LOGITS / vocab.max(1)).clamp(1, most);
     for (number, window) in windows.iter().enumerate() {
         let places = window.len().saturating_sub(1);
         for start in (0..places).step_by(at_once) {
@@ -124,6 +136,13 @@ pub(super) fn compare<const PAIRS: usize>(
         }
     }
     Ok(all.map(Comparisons::finish))
+}
+
+fn is_in_steps(model: &Model) -> bool {
+    let stages = model.stages().zip(model.arithmetic().clone(), |device, arithmetic| {
+        device.info.class != DeviceClass::Cpu && arithmetic == Arithmetic::Integers
+    });
+    stages.iter().any(|in_steps| *in_steps)
 }
 
 /// Decoding speed of a model in tokens per second, after the beginning of the text; the median of some steps.

@@ -7,7 +7,6 @@
 use std::path::Path;
 
 use kiln_core::{Error, Result, model::TokenId};
-use kiln_kernels::device::DeviceClass;
 use kiln_models::{Mixture, checkpoint::Checkpoint, configure};
 
 use super::{
@@ -43,7 +42,7 @@ pub const ROUNDING: f64 = 0.01;
 pub struct ProbedWeights {
     /// The mixture in which weights are packed; `None`: the stored format.
     pub mixture: Option<Mixture>,
-    /// Whether [`ModelBuilder::exact`] was set, on a device that rounds activations by default.
+    /// Whether activations are exact, where the builder would round them ([`ModelBuilder::exact`]).
     pub exact: bool,
     /// Bytes of all weights on the device.
     pub bytes: u64,
@@ -151,7 +150,8 @@ pub(super) fn check_unpacked(mut checkpoint: Checkpoint) -> Result<()> {
 /// that `builder` loads in each of `mixtures`. Calls `on_progress` with the share of the work that is done,
 /// from 0 to 1.
 ///
-/// `builder` creates the builder that `original` was loaded with; this function sets its `quant` and `exact`.
+/// `builder` creates the builder that `original` was loaded with; this function sets its `quant`, and loads
+/// each mixture that it would compute in integers in floats, too.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -185,7 +185,10 @@ pub fn probe_weights<'b>(
     for mixture in mixtures {
         check_quant(*mixture, original.kernels(), original.dtype(), info)?;
     }
-    let rounds = |mixture: &Mixture| info.class == DeviceClass::Cpu && mixture.format().block() > 1;
+    let choice = builder().arithmetic_choice();
+    let rounds = |mixture: &Mixture| {
+        choice.may_be_integers_on(info.class) && original.kernels().multiplies_in_integers(mixture.format())
+    };
     let tokens = windows.tokens();
     let models = 1 + mixtures.iter().map(|mixture| 1 + usize::from(rounds(mixture))).sum::<usize>();
     // Each model reads, and each is compared.
@@ -212,22 +215,26 @@ pub fn probe_weights<'b>(
     let [compared] = compare(&[&right], [[0, 0]], windows, &mut progress)?;
     let mut weights = vec![probed(&right, None, false, compared, None)?];
     for mixture in mixtures {
-        let load = |exact| builder().quant(*mixture).exact(exact).load();
-        let exact_model = load(true)?;
+        let exact_model = builder().quant(*mixture).exact(true).load()?;
         let exact = Reading::of(&exact_model, windows, &mut progress)?;
         if !rounds(mixture) {
             let [compared] = compare(&[&right, &exact], [[0, 1]], windows, &mut progress)?;
             weights.push(probed(&exact, Some(*mixture), false, compared, None)?);
             continue;
         }
-        let rounded_model = load(false)?;
+        let rounded_model = builder().quant(*mixture).load()?;
         let rounded = Reading::of(&rounded_model, windows, &mut progress)?;
         let [of_exact, of_rounded, rounding] =
             compare(&[&right, &exact, &rounded], [[0, 1], [0, 2], [1, 2]], windows, &mut |places| {
                 progress(2 * places);
             })?;
         weights.push(probed(&exact, Some(*mixture), true, of_exact, None)?);
-        weights.push(probed(&rounded, Some(*mixture), false, of_rounded, Some(rounding))?);
+        let mut with_rounding = probed(&rounded, Some(*mixture), false, of_rounded, Some(rounding))?;
+        if rounded.is_in_steps() {
+            // Prompts are computed as those of the exact model are.
+            with_rounding.prefill = exact.prefill;
+        }
+        weights.push(with_rounding);
     }
     Ok(WeightsProbe { tokens, window, weights })
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use burn::tensor::DType;
 use kiln_core::{Error, Result};
 use kiln_kernels::{
-    Choice, Coverage, KERNELS, KernelInfo, Kernels, Verdict,
+    Arithmetic, Choice, Coverage, KERNELS, KernelInfo, Kernels, Verdict,
     device::{self, DeviceClass, Opened},
     self_test,
 };
@@ -61,8 +61,8 @@ pub(crate) struct Trusted {
     pub(crate) captures: bool,
 }
 
-/// Tests the parts of a device that a model uses, if the user did not choose kernels. `formats`: the formats
-/// of packed weights; `ends`: the parts of the model that are compared.
+/// Tests the parts of a device that a model uses, if the user did not choose kernels. `packed`: the formats
+/// of packed weights, and the arithmetic of their products; `ends`: the parts of the model that are compared.
 ///
 /// A device that is lost during the test is opened again, and does not get the kernel that lost it.
 ///
@@ -73,7 +73,7 @@ pub(crate) async fn trusted(
     device: Opened,
     dtype: DType,
     when: SelfTest,
-    formats: &[Format],
+    packed: &[(Format, Arithmetic)],
     ends: Option<&Ends<'_>>,
 ) -> Result<Trusted> {
     let is_gpu = !matches!(device.info.class, DeviceClass::Cpu | DeviceClass::Software);
@@ -86,7 +86,7 @@ pub(crate) async fn trusted(
     let (mut device, mut losses) = (device, 0);
     loop {
         let test = Test { record: &record, device: &device, dtype, remembers };
-        match test.run(formats, ends).await {
+        match test.run(packed, ends).await {
             Err(Error::DeviceLost(why)) => {
                 record.lost();
                 losses += 1;
@@ -111,7 +111,7 @@ struct Test<'a> {
 }
 
 impl Test<'_> {
-    async fn run(&self, formats: &[Format], ends: Option<&Ends<'_>>) -> Result<Trusted> {
+    async fn run(&self, packed: &[(Format, Arithmetic)], ends: Option<&Ends<'_>>) -> Result<Trusted> {
         let Self { record, device, dtype, remembers } = *self;
         let info = &device.info;
         let crashed = record.crashed();
@@ -120,11 +120,15 @@ impl Test<'_> {
             let again = record.again();
             return Err(self.refused(&format!("programs ended, or it was lost, in {crashed}{again}")));
         }
-        let names: Vec<_> = formats.iter().map(|format| format.name()).collect();
+        let name = |(format, arithmetic): &(Format, Arithmetic)| match arithmetic {
+            Arithmetic::Floats => format.name().to_owned(),
+            Arithmetic::Integers => format!("{} in integers", format.name()),
+        };
+        let names: Vec<_> = packed.iter().map(name).collect();
         let what = format!("{} | formats {}", dtype.name(), names.join(", "));
         let compare_kernels = async || {
             tracing::info!(target: "kiln::self_test", "comparing the kernels of {} with their references", info.adapter);
-            let distrusted = distrusted(record, device, dtype, KERNELS, formats).await;
+            let distrusted = distrusted(record, device, dtype, KERNELS, packed).await;
             if distrusted.is_ok() {
                 record.clear();
             }
@@ -208,7 +212,7 @@ async fn distrusted(
     device: &Opened,
     dtype: DType,
     kernels: &[KernelInfo],
-    formats: &[Format],
+    packed: &[(Format, Arithmetic)],
 ) -> Result<BTreeSet<String>> {
     let crashed = record.crashed();
     let wrong = async |device: &Opened| -> Result<BTreeSet<String>> {
@@ -216,7 +220,7 @@ async fn distrusted(
         for kernel in kernels.iter().filter(|kernel| !crashed.contains(kernel.name)) {
             record.mark(kernel.name);
             if let Some(Verdict { why: Some(why), path, .. }) =
-                self_test(kernel, device, dtype, Coverage::Quick(formats)).await?
+                self_test(kernel, device, dtype, Coverage::Quick(packed)).await?
             {
                 tracing::debug!(target: "kiln", kernel = kernel.name, %path, why);
                 wrong.insert(kernel.name.to_owned());

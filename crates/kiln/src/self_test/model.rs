@@ -15,7 +15,7 @@ use kiln_core::{
 };
 use kiln_generate::{Generation, GenerationConfig, Options};
 use kiln_kernels::{
-    Arithmetic, Choice, Implementation, Kernels, RunCount, Use,
+    Arithmetic, Choice, Implementation, Kernels, RunCount,
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
@@ -213,10 +213,10 @@ impl<'a> Ends<'a> {
             _ => self.largest_binding,
         };
         let copied = on.device.is_asynchronous();
-        let target = LoadTarget { kernels: on.kernels.clone(), largest_binding: largest, copied };
-        let use_as = Use { dtype: on.dtype, arithmetic: Arithmetic::Floats };
+        let (kernels, arithmetic) = (on.kernels.clone(), Arithmetic::Floats);
+        let target = LoadTarget { kernels, arithmetic, largest_binding: largest, copied };
         let mut ignore = |_| {};
-        let mut loader = Loader::new(self.checkpoint, target.into(), use_as, &mut ignore);
+        let mut loader = Loader::new(self.checkpoint, target.into(), on.dtype, &mut ignore);
         if let Some(resident) = self.resident_experts.filter(|_| on.device.info.class != DeviceClass::Cpu) {
             loader.place_experts(ExpertPlace::HostMemory { resident });
         }

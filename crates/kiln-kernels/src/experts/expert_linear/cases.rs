@@ -162,7 +162,7 @@ fn packed(
     let step = if arithmetic == Arithmetic::Integers { LARGEST / 127.0 } else { 0.0 };
     let rounded = 6.0 * (input as f64).sqrt() * LARGEST * step / 12f64.sqrt();
     let lacks = move |path, _| !takes_packed(path, packing);
-    case.of_format(packing.format)
+    case.of_format(packing.format, arithmetic)
         .without(lacks)
         .within(move |want, rounding| tolerance(input, want, rounding) + rounded)
 }

@@ -79,6 +79,16 @@ impl Then {
         }
     }
 
+    /// Index of the operation in [`AFTER`].
+    #[cfg(feature = "wgpu")]
+    fn after(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Gate(activation) => 1 + *activation as usize,
+            Self::Rotate { .. } => 5,
+        }
+    }
+
     /// Index of the operation in [`FUSED`].
     #[cfg(feature = "wgpu")]
     fn option(&self, normed: bool) -> usize {
@@ -155,6 +165,19 @@ const FUSED: Lines = || {
     ]
 };
 
+/// The operations after a product with bytes.
+#[cfg(feature = "wgpu")]
+const AFTER: Lines = || {
+    &[
+        "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
+        "const NORMED = false;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
+        "const NORMED = false;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
+        "const NORMED = false;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
+        "const NORMED = false;\nconst THEN = GATED;\nconst ACTIVATION = 3u;",
+        "const NORMED = false;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
+    ]
+};
+
 /// Rows of x per workgroup.
 const ROWS: Lines = || &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
 
@@ -196,4 +219,29 @@ pub(crate) const PACKED: Shader = Shader {
         include_str!("../../../../../shaders/activation.wgsl")
     ),
     options: &[packed_lines::FORMATS, ROWS, SPLITS, FUSED],
+};
+
+/// The shader for packed weights and x in bytes.
+#[cfg(feature = "wgpu")]
+pub(crate) const BYTES: Shader = Shader {
+    name: "linear_bytes",
+    bindings: BINDINGS,
+    text: concat!(
+        include_str!("../../../../../shaders/linear.wgsl"),
+        include_str!("../../../../../shaders/linear_bytes.wgsl"),
+        include_str!("../../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../../shaders/halves.wgsl"),
+        include_str!("../../../../../shaders/row_products.wgsl"),
+        include_str!("../../../../../shaders/activation.wgsl")
+    ),
+    options: &[packed_lines::OF_BYTES, ROWS, SPLITS, AFTER],
+};
+
+/// The shader that rounds x to bytes.
+#[cfg(feature = "wgpu")]
+pub(crate) const ROWS_IN_BYTES: Shader = Shader {
+    name: "rows_in_bytes",
+    bindings: &[reads("x"), reads("scales"), writes("bytes"), writes("runs")],
+    text: include_str!("../../../../../shaders/rows_in_bytes.wgsl"),
+    options: &[|| &["const NORMED = false;", "const NORMED = true;"]],
 };

@@ -5,23 +5,61 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::{Around, PACKED, SHADER, Sharing};
+use burn_cubecl::tensor::CubeTensor;
+use kiln_weights::streams::Arithmetic;
+
+use super::{Around, BYTES, PACKED, ROWS_IN_BYTES, SHADER, Sharing};
 use crate::{
     linear::{around::Then, matrix::Matrix, packed_lines},
     norm::rms_norm::NormOrder,
     runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
-    shaders::linear::Info,
+    shaders::{linear::Info, rows_in_bytes},
 };
+
+/// The text for packed weights.
+#[derive(Clone, Copy)]
+enum Text {
+    /// With the index of the format in [`packed_lines::FORMATS`]
+    Floats(usize),
+    /// With the index of the format in [`packed_lines::OF_BYTES`]
+    Bytes(usize),
+}
+
+impl Text {
+    fn of(weight: &Matrix) -> Option<Self> {
+        let Matrix::Packed(packed) = weight else { return None };
+        let format = packed.format();
+        let bytes = packed_lines::pick_of_bytes(format);
+        match bytes.filter(|_| packed.use_as.arithmetic == Arithmetic::Integers) {
+            Some(pick) => Some(Self::Bytes(pick)),
+            None => packed_lines::pick(format).map(Self::Floats),
+        }
+    }
+}
+
+/// Rounds rows of x to bytes, after a norm with `scales` if there is one: its epsilon, and what is added to
+/// the scales. Returns the bytes, and the scale and sums of each run of 32 numbers.
+fn in_bytes(
+    x: &CubeTensor,
+    [rows, input]: [usize; 2],
+    scales: &CubeTensor,
+    norm: Option<[f32; 2]>,
+) -> [CubeTensor; 2] {
+    let bytes = empty(x, [rows, input / 4], DType::U32);
+    let runs = empty(x, [rows, input / 32 * 4], DType::F32);
+    let [eps, shift] = norm.unwrap_or_default();
+    let info = rows_in_bytes::Info { rows: rows as u32, input: input as u32, eps, shift };
+    let launch = Launch::new(&ROWS_IN_BYTES, x.dtype, &bytes.client).with(&[usize::from(norm.is_some())]);
+    launch.run(rows, [x, scales, &bytes, &runs], info);
+    [bytes, runs]
+}
 
 pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> Tensor<3> {
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let (rows, device) = (batch * tokens, x.device());
     let (biased, added) = (bias.is_some(), residual.is_some());
-    let format = match &weight {
-        Matrix::Dense(_) => None,
-        Matrix::Packed(packed) => packed_lines::pick(packed.format()),
-    };
-    let packed = format.is_some();
+    let text = Text::of(&weight);
+    let packed = text.is_some();
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, [then.places(output), input], packed, &device);
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
@@ -29,7 +67,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, then.width(output)], x.dtype);
-    let fused = then.option(norm.is_some());
+    let (fused, after, normed) = (then.option(norm.is_some()), then.after(), norm.is_some());
     let shift = norm.as_ref().is_some_and(|norm| norm.order == NormOrder::ScaleThenCast);
     let (scales, eps) = match norm {
         Some(norm) => (if packed { in_order(norm.scale) } else { primitive(norm.scale) }, norm.eps as f32),
@@ -55,8 +93,21 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     };
     let ([bias_stride], [scale_stride]) = (strides(&bias), strides(&scales));
     let [[cos0, cos1, cos2], [sin0, sin1, sin2]] = [strides(&cos), strides(&sin)];
+    let shift = f32::from(u8::from(shift));
+    let (x, scales, x_strides) = match text {
+        Some(Text::Bytes(_)) => {
+            let [bytes, runs] = in_bytes(&x, [rows, input], &scales, normed.then_some([eps, shift]));
+            // In vectors of four words.
+            let of_row = (input / 16) as u32;
+            (bytes, runs, [tokens as u32 * of_row, of_row, 1])
+        }
+        Some(Text::Floats(_)) | None => {
+            let strides = strides(&x);
+            (x, scales, strides)
+        }
+    };
     let info = Info {
-        x_strides: strides(&x),
+        x_strides,
         tokens: tokens as u32,
         w_strides,
         input: input as u32,
@@ -74,14 +125,20 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         rotated: rotated as u32,
         scale_stride,
         eps,
-        shift: f32::from(u8::from(shift)),
+        shift,
     };
-    let picks = [together.ilog2() as usize, splits.ilog2() as usize, fused];
-    let launch = if let Some(format) = format {
-        Launch::new(&PACKED, x.dtype, &y.client).with(&[&[format], &picks[..]].concat()).unpacking_on(&device)
-    } else {
-        let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
-        Launch::new(&SHADER, x.dtype, &y.client).with(&[&[usize::from(!fours)], &picks[..]].concat())
+    let picks = |text, after| [text, together.ilog2() as usize, splits.ilog2() as usize, after];
+    let launch = match text {
+        Some(Text::Floats(format)) => {
+            Launch::new(&PACKED, y.dtype, &y.client).with(&picks(format, fused)).unpacking_on(&device)
+        }
+        Some(Text::Bytes(format)) => {
+            Launch::new(&BYTES, y.dtype, &y.client).with(&picks(format, after)).unpacking_on(&device)
+        }
+        None => {
+            let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
+            Launch::new(&SHADER, y.dtype, &y.client).with(&picks(usize::from(!fours), fused))
+        }
     };
     launch.run(workgroups, [&x, &weight, &bias, &residual, &y, &scales, &cos, &sin], info);
     Tensor::from_primitive::<Cube>(y)
