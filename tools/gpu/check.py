@@ -31,8 +31,9 @@ MORE_INSTRUCTIONS = 1.05
 FORMATS = {"Q4_0": 1, "Q8_0": 5, "Q4_K": 8, "Q6_K": 10}
 # The compiler's program, its files, the GPU.
 TARGETS = {
-    "navi31": ("radv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
-    "navi21": ("radv.py", ["*.spv"], "AMD RDNA 2"),
+    "navi31": ("spirv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
+    "navi21": ("spirv.py", ["*.spv"], "AMD RDNA 2"),
+    "bmg": ("spirv.py", ["*-f16*.spv"], "Intel Arc B580"),
     "sm_80": ("nvrtc.py", ["*.cu"], "NVIDIA A100"),
     "sm_89": ("nvrtc.py", ["*.cu"], "NVIDIA RTX 40"),
     "sm_90a": ("nvrtc.py", ["*.cu"], "NVIDIA H100"),
@@ -145,8 +146,9 @@ def page(figures, drivers):
     lines = [
         "# What compilers for GPUs make of the kernels", "",
         "No GPU is needed for these figures. Mesa's RADV compiles every shader in every permutation for",
-        "families of AMD's GPUs. NVIDIA's NVRTC compiles the CUDA C++ of the `#[cube]` kernels that tests",
-        "launch. Both go down to machine code.", "",
+        "families of AMD's GPUs, and its ANV those in float16 for a GPU of Intel that `xe.c` pretends to be.",
+        "NVIDIA's NVRTC compiles the CUDA C++ of the `#[cube]` kernels that tests launch. All go down to",
+        "machine code.", "",
         "`check.py` makes the figures, and `.ci/run` calls it: a change that makes one of them worse fails,",
         "unless it commits the new figures and says why. `figures.csv` has every permutation. Chrome's",
         "compiler (Tint) takes every shader, too, but those for matrix units: their WGSL is an extension of",
@@ -160,8 +162,10 @@ def page(figures, drivers):
         "[CONTRIBUTING](../../CONTRIBUTING.md) says how to get the CUDA C++. Each row has the worst of a",
         "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
         "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
-        "permutation's widest loads, in bytes. `figures.csv` has the instructions of main loops, too: those",
-        "of the block with the most multiply-adds, or on tensor cores, of the loop around it.", "",
+        "permutation's widest loads, in bytes. Of Intel, registers are those of 32 bytes that are live at",
+        "once, and the occupancy is the lanes of a thread: a vector engine has eight threads. `figures.csv`",
+        "has the instructions of main loops, too: those of the block with the most multiply-adds, or on",
+        "tensor cores, of the loop around it.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}
@@ -197,10 +201,10 @@ def main():
         if not found or target not in arguments.only:
             continue
         prefix = []
-        if program == "radv.py":
+        if program == "spirv.py":
             if not arguments.mesa:
                 sys.exit("SPIR-V needs --mesa: `mesa.sh fetch MESA trixie` makes one")
-            prefix = [HERE / "mesa.sh", "with", arguments.mesa, "radeon"]
+            prefix = [HERE / "mesa.sh", "with", arguments.mesa, "intel" if target == "bmg" else "radeon"]
         found, drivers[target] = measured(target, found, prefix)
         figures |= {(target, name): figure for name, figure in found.items()}
         print(f"{gpu} ({drivers[target]}): {len(found)} texts, {sum(figure['spilled'] > 0 for figure in found.values())} spill")

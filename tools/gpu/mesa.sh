@@ -3,8 +3,9 @@
 # every library that they need, and programs are started with those.
 #
 #     mesa.sh fetch FOLDER SUITE             Debian's mesa-vulkan-drivers of that suite, such as trixie-backports: 60 MB, once
-#     mesa.sh with FOLDER DRIVER PROGRAM ..  runs a program with a driver of it: lvp (the CPU), radeon
+#     mesa.sh with FOLDER DRIVER PROGRAM ..  runs a program with a driver of it: lvp (the CPU), radeon, intel (for the GPU of xe.c)
 set -euo pipefail
+gpu=$(cd "$(dirname "$0")" && pwd)/xe.c
 mkdir -p "$2"
 folder=$(cd "$2" && pwd)
 libraries=usr/lib/x86_64-linux-gnu
@@ -31,8 +32,16 @@ with() {
   printf '{"file_format_version": "1.0.0", "ICD": {"api_version": "1.3.0", "library_path": "%s"}}' "$root/$libraries/libvulkan_$1.so" >"$icd.$$"
   # Another program may be reading the file.
   mv "$icd.$$" "$icd"
+  local preloaded=()
+  if [ "$1" = intel ]; then
+    if [ ! "$folder/xe.so" -nt "$gpu" ]; then
+      ${CC:-cc} -O1 -shared -fPIC -o "$folder/xe.so.$$" "$gpu"
+      mv "$folder/xe.so.$$" "$folder/xe.so"
+    fi
+    preloaded=(--preload "$folder/xe.so")
+  fi
   # The programs' own libraries come last.
-  VK_DRIVER_FILES="$icd" VK_ICD_FILENAMES="$icd" exec "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$root/$libraries:/$libraries" "${@:2}"
+  VK_DRIVER_FILES="$icd" VK_ICD_FILENAMES="$icd" exec "$root/usr/lib64/ld-linux-x86-64.so.2" "${preloaded[@]}" --library-path "$root/$libraries:/$libraries" "${@:2}"
 }
 
 case $1 in

@@ -18,15 +18,17 @@ HERE = pathlib.Path(__file__).parent
 PAGE = HERE.parent.parent / "docs/measurements/gpu-predictions.md"
 
 # Name, target of the instructions, GB/s, 10^12 instructions of a lane a second, 10^12 multiply-adds a second of matrix units that Kiln uses for few rows, µs a
-# launch. Instructions of Apple and Intel are those of RDNA 3, for want of their compilers.
+# launch. Apple's instructions are those of RDNA 3, for want of its compiler.
 GPUS = [
     ("RTX 4090, CUDA", "sm_89", 1008, 41.3, 82.6, 2.2),
     ("RTX 4090, Vulkan", "sm_89", 1008, 41.3, 82.6, 3.5),
     ("H100, CUDA", "sm_90a", 3350, 29.6, 300, 3.8),
     ("RX 7900 XTX", "navi31", 960, 15.3, 61.4, 5.0),
     ("M3 Max", "navi31", 400, 7.1, 7.1, 4.2),
-    ("Arc B580", "navi31", 456, 7.3, None, 8.0),
+    ("Arc B580", "bmg", 456, 7.3, None, 8.0),
 ]
+# Targets of which the shaders' figures are known.
+SHADERS = ("navi31", "bmg")
 # The share of its bandwidth that a GPU reads with at most, and the share of its instructions that it issues.
 READ, ISSUED = 0.92, 0.85
 # Of the instructions outside the main loop, those that most lanes execute: the others add up the sums of a workgroup.
@@ -47,7 +49,8 @@ MODELS = {"f16": ("f16", "f16"), "Q8_0": ("q8_0", "q8_0"), "Q4_0": ("q4_0", "q6_
 # or on CUDA the last workgroups: two fences, a counter, and two reads, each of which takes the way to the cache of the GPU and back (estimated, in µs).
 LAUNCHES = 5 * LAYERS + 12
 COMBINING = 1.8
-# At commit 53d6506: launches, and the instructions of a weight in the main loop, for one row and for one of eight. The latter is not known of CUDA.
+# At commit 53d6506: launches, and the instructions of a weight in the main loop, for one row and for one of eight. The latter is not known of CUDA, and
+# neither is of Intel.
 LAUNCHES_BEFORE = {"Q4_K_M": 317}
 BEFORE_EIGHT = 15.7 / 8
 BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89": {"q4_0": 4.9, "q8_0": 5.3, "q4_k": 5.9, "q6_k": 7.5}}
@@ -84,7 +87,7 @@ def by_lanes(target, format, normed, turns):
     if format == "f16":
         # 63 for 16 weights in the shader's loop (`linear-f16-0-0-0-0`). Reading them takes longer on all of these GPUs.
         return 4.0
-    if target == "navi31":
+    if target in SHADERS:
         figure = FIGURES[target, f"linear_packed-f16-{NUMBERS[format]}-0-5-{int(normed)}"]
     else:
         figure = of_cube(target, f"linear_packed-e-f16-n-4-{format}-1", normed)
@@ -163,7 +166,7 @@ def batch(gpu, rows, before):
     name, target, bandwidth, issue, units, launch = gpu
     is_cuda = name.endswith("CUDA") and not before
     few = units and rows > 16 and not before
-    each = FIGURES["navi31", "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target == "navi31" else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
+    each = FIGURES[target, "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target in SHADERS else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
     if before:
         each = BEFORE_EIGHT
     total = rows * KV_BYTES / (READ * bandwidth * 1e9)
@@ -198,15 +201,15 @@ def batch(gpu, rows, before):
 
 def in_integers(gpu, rows):
     """Tokens a second of all rows in Q4_0, whose products are computed in integers: a launch before each product rounds its vectors."""
-    _, _, bandwidth, issue, _, launch = gpu
+    _, target, bandwidth, issue, _, launch = gpu
     total = rows * KV_BYTES / (READ * bandwidth * 1e9) + launching(gpu) + (len(PRODUCTS) * LAYERS + 1) * launch * 1e-6
     for outputs, columns, _, format in products("Q4_0"):
         if rows == 1:
-            figure = FIGURES["navi31", f"linear_bytes-f16-{NUMBERS[format]}-0-5-0"]
+            figure = FIGURES[target, f"linear_bytes-f16-{NUMBERS[format]}-0-5-0"]
             turns = columns / (32 * 8 * splits(outputs, columns))
             each = (figure["loop"] + OUTSIDE * (figure["instructions"] - figure["loop"]) / turns) / 128
         else:
-            each = FIGURES["navi31", f"linear_bytes-f16-{NUMBERS[format]}-3-0-0"]["loop"] / 1024 * rows
+            each = FIGURES[target, f"linear_bytes-f16-{NUMBERS[format]}-3-0-0"]["loop"] / 1024 * rows
         weights = outputs * columns
         total += weights * max(BITS[format] / 8 / (READ * bandwidth * 1e9), each / (ISSUED * issue * 1e12))
     return rows / total
@@ -229,8 +232,8 @@ def tables():
     for gpu in GPUS:
         cells = []
         for model in MODELS:
-            shares = [f"{floor(model, gpu) / seconds(model, gpu, before):.0%}".replace("%", " %") for before in (True, False)]
-            cells.append(f"{shares[0]} / {shares[1]}, {1 / seconds(model, gpu, False):.0f} t/s")
+            shares = [f"{floor(model, gpu) / seconds(model, gpu, before):.0%}".replace("%", " %") for before in (True, False) if not before or gpu[1] != "bmg"]
+            cells.append(f"{' / '.join(shares)}, {1 / seconds(model, gpu, False):.0f} t/s")
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} |")
     lines += ["", "| | 8 rows, before / now | 16 rows, before / now | 32 rows, before / now | 32 rows beside 16, now | 64 rows, now |", "|---|---|---|---|---|---|"]
     # Without matrix units, wgpu multiplies more than 16 rows with a program that these formulas do not describe.

@@ -1,14 +1,13 @@
-"""What AMD's GPUs would make of compute shaders: registers, spills, occupancy, instructions, and those of the main loop.
+"""What GPUs of AMD and Intel would make of compute shaders: registers, spills, occupancy, instructions, and those of the main loop.
 
-    python radv.py FAMILY FILE.spv ..    prints a line of JSON for each file, after one with the driver
+    mesa.sh with MESA radeon python spirv.py navi31 FILE.spv ..    prints a line of JSON for each file, after one with the driver
+    mesa.sh with MESA intel python spirv.py bmg FILE.spv ..
 
-No GPU is needed: Mesa's RADV compiles for the family that it is told (its null device) and hands out its compiler's statistics. Needs the Python package
-`vulkan` and Debian's `mesa-vulkan-drivers`. Mesa has to be older than 26, which has no null device. Shaders for matrix units need 25 (mesa.sh). The
-driver is the installed one, unless VK_DRIVER_FILES names another.
+No GPU is needed. Mesa's RADV compiles for the family that it is told (its null device), and ANV for the GPU of `xe.c`, an Arc B580; both hand out their
+compiler's statistics. Needs the Python package `vulkan`. Mesa has to be older than 26, whose RADV has no null device.
 """
 
 import collections
-import glob
 import json
 import os
 import re
@@ -16,14 +15,18 @@ import struct
 import sys
 import tempfile
 
-DRIVERS = "/usr/share/vulkan/icd.d/radeon_icd*.json"
 MATRIX_UNITS = "VK_KHR_cooperative_matrix"
 CAPTURE_STATISTICS = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 ENTRY_POINT, DECORATE, VARIABLE = 15, 71, 59  # SPIR-V instructions
 BINDING, STORAGE_BUFFER, UNIFORM = 33, 12, 2
 DESCRIPTORS = {STORAGE_BUFFER: 7, UNIFORM: 6}  # storage class to VkDescriptorType
-NAMES = {
+# What the drivers call these. ANV's occupancy is the lanes of a thread, of which an engine has eight.
+RADV = {
     "registers": "VGPRs", "spilled": "Spilled VGPRs", "shared": "LDS size", "occupancy": "Subgroups per SIMD", "instructions": "Instructions",
+}
+ANV = {
+    "registers": "Max live registers", "spilled": "Spill Count", "shared": "Workgroup Memory Size", "occupancy": "Max dispatch width",
+    "instructions": "Instruction Count",
 }
 
 
@@ -34,7 +37,7 @@ def instructions(words):
         at += words[at] >> 16
 
 
-def main_loop(assembly):
+def main_loop_of_radv(assembly):
     """Number of instructions in the block with the most multiply-adds. Those of matrix units do 128 of each lane at once."""
     blocks, block = collections.defaultdict(list), None
     for line in assembly.splitlines():
@@ -42,8 +45,21 @@ def main_loop(assembly):
             block = begun[1]
         elif block and re.match(r"\t[a-z]\w+.*; [0-9a-f]{8}", line):
             blocks[block].append(line.split()[0])
-    multiplies = lambda block: sum(128 * name.startswith("v_wmma") + name.startswith("v_fma") for name in block)
+    multiplies = lambda block: sum(128 * name.startswith("v_wmma") + name.startswith(("v_fma", "v_dot")) for name in block)
     return len(max(blocks.values(), key=multiplies, default=[]))
+
+
+def main_loop_of_anv(assembly):
+    """The same. Labels stand between blocks."""
+    blocks, block = [], []
+    for line in assembly[assembly.rfind("Native code"):].splitlines():
+        if re.match(r"\s+(START|END) B\d+", line):
+            blocks.append(block)
+            block = []
+        elif begun := re.match(r"(?:\(\S+\) )?([a-z][\w.]*)\(\d+\)\s", line):
+            block.append(begun[1])
+    multiplies = lambda block: sum(128 * name.startswith("dpas") + name.startswith(("mad", "dp4a")) for name in block)
+    return len(max(blocks, key=multiplies, default=[]))
 
 
 class Printed:
@@ -90,7 +106,7 @@ def open_device(vk):
     return vk.vkGetPhysicalDeviceProperties(physical), vk.vkCreateDevice(physical, info, None)
 
 
-def statistics(vk, gpu, words):
+def statistics(vk, gpu, words, names, main_loop):
     bindings, entry = interface(words)
     slots = [
         vk.VkDescriptorSetLayoutBinding(
@@ -111,15 +127,20 @@ def statistics(vk, gpu, words):
     found = {text(s.name): s.value.u64 for s in ask(gpu, vk.VkPipelineExecutableInfoKHR(pipeline=pipeline, executableIndex=0))}
     vk.vkDestroyPipeline(gpu, pipeline, None)
     vk.vkDestroyShaderModule(gpu, module, None)
-    return {name: found[theirs] for name, theirs in NAMES.items()} | {"loop": main_loop(printed.text)}
+    return {name: found[theirs] for name, theirs in names.items()} | {"loop": main_loop(printed.text)}
 
 
 def main():
-    family, files = sys.argv[1], sys.argv[2:]
-    driver = os.environ.get("VK_DRIVER_FILES") or next(iter(glob.glob(DRIVERS)), None)
-    if not driver:
-        sys.exit("there is no RADV; install Debian's mesa-vulkan-drivers")
-    os.environ.update(VK_ICD_FILENAMES=driver, VK_DRIVER_FILES=driver, RADV_FORCE_FAMILY=family, RADV_DEBUG="asm")
+    target, files = sys.argv[1], sys.argv[2:]
+    if "VK_DRIVER_FILES" not in os.environ:
+        sys.exit("no driver is named; run this with `mesa.sh with`")
+    if target == "bmg":
+        names, main_loop = ANV, main_loop_of_anv
+        # What is in the cache is not compiled, and not printed.
+        os.environ.update(INTEL_DEBUG="cs", MESA_SHADER_CACHE_DISABLE="true")
+    else:
+        names, main_loop = RADV, main_loop_of_radv
+        os.environ.update(RADV_FORCE_FAMILY=target, RADV_DEBUG="asm")
     import vulkan as vk  # The loader reads the environment when it is first used.
 
     properties, gpu = open_device(vk)
@@ -127,7 +148,7 @@ def main():
     print(json.dumps({"driver": f"Mesa {version >> 22}.{version >> 12 & 0x3ff}.{version & 0xfff}"}), flush=True)
     for file in files:
         data = open(file, "rb").read()
-        print(json.dumps(statistics(vk, gpu, list(struct.unpack(f"<{len(data) // 4}I", data)))), flush=True)
+        print(json.dumps(statistics(vk, gpu, list(struct.unpack(f"<{len(data) // 4}I", data)), names, main_loop)), flush=True)
 
 
 main()
