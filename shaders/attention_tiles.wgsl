@@ -11,10 +11,12 @@ alias mixed = elem;
 const SPLIT = false;
 // Elements per vector: a multiple of 16.
 const DIM = 128u;
-// The matrices that are multiplied, and the number of rows and columns of each.
+// The matrices that are multiplied. HEIGHT is the number of rows of x_matrix and y_matrix. Their columns, and
+// the rows and columns of w_matrix, are SIZE.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
+const HEIGHT = 16u;
 const SIZE = 16u;
 const LANES = 128u;
 // What memory consists of, and how many of them four numbers are.

@@ -1,9 +1,9 @@
 // y = x w^T + bias + residual for many rows, on units that multiply small matrices (cooperative matrices). A
-// workgroup has a tile of y, which is a grid of parts. A subgroup has a part: 2 x 4 matrices of sums. In a
-// tile for few rows, several subgroups share a part: each multiplies some elements along the sum. While one
-// step along the sum is multiplied in memory, the next one is loaded. Workgroups with other rows of x and the
-// same weights are neighbors. With matrix_dense.wgsl, or with matrix_packed.wgsl and weights_packed.wgsl.
-// These define STEP: the number of elements along the sum that are in memory together.
+// workgroup has a tile of y, which is a grid of parts. A subgroup has a part: two rows of matrices of sums.
+// In a tile for few rows, several subgroups share a part: each multiplies some elements along the sum. While
+// one step along the sum is multiplied in memory, the next one may be read. Workgroups with other rows of x
+// and the same weights are neighbors. With matrix_dense.wgsl, or with matrix_packed.wgsl and
+// weights_packed.wgsl. These define STEP: the number of elements along the sum that are in memory together.
 
 enable wgpu_cooperative_matrix;
 alias elem = f32;
@@ -11,16 +11,22 @@ alias elem = f32;
 // rows are whole steps.
 alias pack = vec4<elem>;
 const WIDTH = 8u;
-// The matrices that are multiplied, and the number of rows and columns of each. Then the number of parts of a
-// workgroup from top to bottom, and side by side, and the most subgroups that share a part.
+// The matrices that are multiplied. HEIGHT is the number of rows of x_matrix and y_matrix. Their columns, and
+// the rows and columns of w_matrix, are SIZE. Then the number of parts of a workgroup from top to bottom, and
+// side by side, the number of matrices of sums side by side in a part (4 or 2), and the most subgroups that
+// share a part.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
+const HEIGHT = 16u;
 const SIZE = 16u;
 const LANES = 256u;
 const DOWN = 4u;
 const ACROSS = 2u;
+const WIDE = 4u;
 const SPLITS = 1u;
+// Whether the next step is read while this one is multiplied. It takes registers.
+const AHEAD = true;
 // What memory consists of, and how many of them four numbers are.
 alias cell = vec4<elem>;
 const CELLS = 1u;
@@ -53,17 +59,18 @@ struct Info {
 
 const PARTS = DOWN * ACROSS;
 // Size of a tile.
-const ROWS = DOWN * 2u * SIZE;
-const OUTPUTS = ACROSS * 4u * SIZE;
+const ROWS = DOWN * 2u * HEIGHT;
+const OUTPUTS = ACROSS * WIDE * SIZE;
 // Cells from one row to the next, with padding to avoid bank conflicts.
 const STRIDE = (STEP + 8u) / 4u * CELLS;
 // Cells from one matrix to the one below it.
-const BELOW = SIZE * STRIDE;
+const X_BELOW = HEIGHT * STRIDE;
+const W_BELOW = SIZE * STRIDE;
 // Number of groups of eight elements in a row's step, and how many of them a lane reads.
 const EIGHTS = STEP / 8u;
 const X_EACH = (ROWS * EIGHTS + LANES - 1u) / LANES;
-// Elements per matrix, and number of parts of which a matrix of sums is in memory.
-const AREA = SIZE * SIZE;
+// Sums per matrix, and number of parts of which a matrix of sums is in memory.
+const AREA = HEIGHT * SIZE;
 const AT_ONCE = min(PARTS, 1024u / (AREA * SPLITS));
 
 var<workgroup> x_tile: array<cell, ROWS * STRIDE>;
@@ -102,6 +109,35 @@ fn x_at(at: u32, e: u32) -> Eight {
     return Eight(x_four(at, 8u * e), x_four(at, 8u * e + 4u));
 }
 
+// The rows that a lane reads, and the elements that it has read.
+alias XRows = array<u32, X_EACH>;
+alias XRead = array<Eight, X_EACH>;
+
+// Reads a lane's elements of a step.
+fn read_x(read: ptr<function, XRead>, rows: ptr<function, XRows>, step: u32, lane: u32) {
+    for (var i = 0u; i < X_EACH; i++) {
+        (*read)[i] = x_at((*rows)[i], place_of(step, lane % EIGHTS));
+    }
+}
+
+// Writes them to the tile.
+fn write_x(read: ptr<function, XRead>, lane: u32) {
+    for (var i = 0u; i < X_EACH; i++) {
+        let row = (lane + i * LANES) / EIGHTS;
+        if row < ROWS {
+            let at = row * STRIDE + lane % EIGHTS * 2u * CELLS;
+            let low = as_weights((*read)[i].low);
+            let high = as_weights((*read)[i].high);
+            for (var j = 0u; j < CELLS; j++) {
+                x_tile[at + j] = cell_of(low, j);
+            }
+            for (var j = 0u; j < CELLS; j++) {
+                x_tile[at + CELLS + j] = cell_of(high, j);
+            }
+        }
+    }
+}
+
 // The position of a lane and of its subgroup.
 struct Own {
     lane: u32,
@@ -116,7 +152,7 @@ struct Own {
     first: vec2<u32>,
 }
 
-// Writes one of the 2 x 4 matrices of each part.
+// Writes one of the matrices of each part.
 fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
     for (var begin = 0u; begin < PARTS; begin += AT_ONCE) {
         // All lanes have read the previous contents.
@@ -127,8 +163,8 @@ fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
         workgroupBarrier();
         for (var i = own.lane; i < AT_ONCE * AREA; i += LANES) {
             let part = begin + i / AREA;
-            let row = own.first.x + (part / ACROSS * 2u + down) * SIZE + i / SIZE % SIZE;
-            let output = own.first.y + (part % ACROSS * 4u + across) * SIZE + i % SIZE;
+            let row = own.first.x + (part / ACROSS * 2u + down) * HEIGHT + i / SIZE % HEIGHT;
+            let output = own.first.y + (part % ACROSS * WIDE + across) * SIZE + i % SIZE;
             if part - own.first_part < own.parts && row < info.rows && output < info.output {
                 let place = i / AREA * SPLITS * AREA + i % AREA;
                 var sum = results[place];
@@ -165,12 +201,11 @@ fn main(
     let steps = (info.input + STEP - 1u) / STEP;
     write_table(lane);
     // The rows that this lane reads. Rows past the last one are replaced by the last one.
-    var x_rows: array<u32, X_EACH>;
+    var x_rows: XRows;
     for (var i = 0u; i < X_EACH; i++) {
         let row = min(first.x + (lane + i * LANES) / EIGHTS, info.rows - 1u);
         x_rows[i] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
-    let eight = lane % EIGHTS;
     var w_rows = rows_of_lane(first.y, lane);
 
     // A driver may choose the size of subgroups. If there are fewer subgroups than parts, each computes
@@ -180,8 +215,8 @@ fn main(
     let split = subgroup / PARTS;
     for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {
         let part = min(first_part + subgroup % PARTS, PARTS - 1u);
-        let x_first = part / ACROSS * 2u * BELOW;
-        let w_first = part % ACROSS * 4u * BELOW;
+        let x_first = part / ACROSS * 2u * X_BELOW;
+        let w_first = part % ACROSS * WIDE * W_BELOW;
         // All lanes have read the previous contents.
         workgroupBarrier();
         for (var i = lane; i < AREA; i += LANES) {
@@ -196,63 +231,57 @@ fn main(
         var y_11 = y_00;
         var y_12 = y_00;
         var y_13 = y_00;
-        // The elements that were read for the next step.
-        var x_next: array<Eight, X_EACH>;
-        for (var i = 0u; i < X_EACH; i++) {
-            x_next[i] = x_at(x_rows[i], place_of(0u, eight));
+        var x_read: XRead;
+        var w_read: Read;
+        if AHEAD {
+            read_x(&x_read, &x_rows, 0u, lane);
+            read_weights(&w_read, &w_rows, 0u, lane);
         }
-        var w_next: Read;
-        read_weights(&w_next, &w_rows, 0u, lane);
         for (var step = 0u; step < steps; step++) {
             // All lanes have multiplied the previous contents.
             workgroupBarrier();
-            for (var i = 0u; i < X_EACH; i++) {
-                let row = (lane + i * LANES) / EIGHTS;
-                if row < ROWS {
-                    let at = row * STRIDE + eight * 2u * CELLS;
-                    let low = as_weights(x_next[i].low);
-                    let high = as_weights(x_next[i].high);
-                    for (var j = 0u; j < CELLS; j++) {
-                        x_tile[at + j] = cell_of(low, j);
-                    }
-                    for (var j = 0u; j < CELLS; j++) {
-                        x_tile[at + CELLS + j] = cell_of(high, j);
-                    }
-                }
+            if !AHEAD {
+                read_x(&x_read, &x_rows, step, lane);
+                read_weights(&w_read, &w_rows, step, lane);
             }
-            write_weights(&w_next, step, lane);
+            write_x(&x_read, lane);
+            write_weights(&w_read, step, lane);
             workgroupBarrier();
-            for (var i = 0u; i < X_EACH; i++) {
-                x_next[i] = x_at(x_rows[i], place_of(step + 1u, eight));
+            if AHEAD {
+                read_x(&x_read, &x_rows, step + 1u, lane);
+                read_weights(&w_read, &w_rows, step + 1u, lane);
             }
-            read_weights(&w_next, &w_rows, step + 1u, lane);
             for (var k = min(split, SPLITS - 1u); k < STEP / SIZE; k += splits) {
                 let at = k * SIZE / 4u * CELLS;
                 let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + at], STRIDE);
-                let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + at], STRIDE);
+                let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + X_BELOW + at], STRIDE);
                 // The columns of the transposed weights.
                 let w_0 = coopLoad<w_matrix>(&w_tile[w_first + at], STRIDE);
-                let w_1 = coopLoad<w_matrix>(&w_tile[w_first + BELOW + at], STRIDE);
-                let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * BELOW + at], STRIDE);
-                let w_3 = coopLoad<w_matrix>(&w_tile[w_first + 3u * BELOW + at], STRIDE);
+                let w_1 = coopLoad<w_matrix>(&w_tile[w_first + W_BELOW + at], STRIDE);
                 y_00 = coopMultiplyAdd(x_0, w_0, y_00);
                 y_01 = coopMultiplyAdd(x_0, w_1, y_01);
-                y_02 = coopMultiplyAdd(x_0, w_2, y_02);
-                y_03 = coopMultiplyAdd(x_0, w_3, y_03);
                 y_10 = coopMultiplyAdd(x_1, w_0, y_10);
                 y_11 = coopMultiplyAdd(x_1, w_1, y_11);
-                y_12 = coopMultiplyAdd(x_1, w_2, y_12);
-                y_13 = coopMultiplyAdd(x_1, w_3, y_13);
+                if WIDE == 4u {
+                    let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * W_BELOW + at], STRIDE);
+                    let w_3 = coopLoad<w_matrix>(&w_tile[w_first + 3u * W_BELOW + at], STRIDE);
+                    y_02 = coopMultiplyAdd(x_0, w_2, y_02);
+                    y_03 = coopMultiplyAdd(x_0, w_3, y_03);
+                    y_12 = coopMultiplyAdd(x_1, w_2, y_12);
+                    y_13 = coopMultiplyAdd(x_1, w_3, y_13);
+                }
             }
         }
         let own = Own(lane, part, first_part, subgroups, split, splits, first);
         write(y_00, 0u, 0u, own);
         write(y_01, 0u, 1u, own);
-        write(y_02, 0u, 2u, own);
-        write(y_03, 0u, 3u, own);
         write(y_10, 1u, 0u, own);
         write(y_11, 1u, 1u, own);
-        write(y_12, 1u, 2u, own);
-        write(y_13, 1u, 3u, own);
+        if WIDE == 4u {
+            write(y_02, 0u, 2u, own);
+            write(y_03, 0u, 3u, own);
+            write(y_12, 1u, 2u, own);
+            write(y_13, 1u, 3u, own);
+        }
     }
 }

@@ -17,7 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(&folder);
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()).filter(|text| is_written(&text.name)) {
         // Not every compiler supports matrix units, and those that do support only some sizes.
-        let matrix = ["coop_mat8x8", "coop_mat16x16"].into_iter().find(|matrix| text.wgsl.contains(matrix));
+        let matrix = ["coop_mat8x8", "coop_mat16x8", "coop_mat16x16"]
+            .into_iter()
+            .find(|matrix| text.wgsl.contains(matrix));
         let folder = matrix.map_or_else(|| folder.to_owned(), |matrix| folder.join(matrix));
         fs::create_dir_all(&folder)?;
         let file = folder.join(text.name.replace(' ', "-"));
@@ -29,15 +31,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Whether a permutation of a shader is written. Products with packed weights have 14 formats whose
-/// surrounding code is the same: one and eight rows of x, and the fewest and the most lanes, are sufficient;
-/// and of products with bytes, one activation.
+/// surrounding code is the same: one and eight rows of x, and the fewest and the most lanes, are sufficient,
+/// with four rows of the usual formats; and of products with bytes, one activation.
 /// Among the shaders for devices that flush subnormal numbers to 0, which no known desktop driver does, those
 /// for one row of x in Q8_0, Q4_K and Q6_K show the cost of unpacking with integers.
 fn is_written(name: &str) -> bool {
     let parts: Vec<&str> = name.split(' ').collect();
     match parts[..] {
-        ["linear_packed", _, _, rows, splits, _] => {
-            ["0", "3"].contains(&rows) && ["0", "5"].contains(&splits)
+        ["linear_packed", _, format, rows, splits, _] => {
+            let is_usual = ["1", "5", "8", "10"].contains(&format);
+            (["0", "3"].contains(&rows) || rows == "2" && is_usual) && ["0", "5"].contains(&splits)
         }
         ["linear_bytes", _, _, rows, splits, after] => {
             ["0", "3"].contains(&rows) && ["0", "5"].contains(&splits) && ["0", "1", "5"].contains(&after)

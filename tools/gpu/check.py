@@ -33,12 +33,14 @@ FORMATS = {"Q4_0": 1, "Q8_0": 5, "Q4_K": 8, "Q6_K": 10}
 TARGETS = {
     "navi31": ("spirv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
     "navi21": ("spirv.py", ["*.spv"], "AMD RDNA 2"),
-    "bmg": ("spirv.py", ["*-f16*.spv"], "Intel Arc B580"),
+    "bmg": ("spirv.py", ["*-f16*.spv", "coop_mat16x8/*.spv"], "Intel Arc B580"),
     "sm_80": ("nvrtc.py", ["*.cu"], "NVIDIA A100"),
     "sm_89": ("nvrtc.py", ["*.cu"], "NVIDIA RTX 40"),
     "sm_90a": ("nvrtc.py", ["*.cu"], "NVIDIA H100"),
     "sm_120a": ("nvrtc.py", ["*.cu"], "NVIDIA RTX 50"),
 }
+# Texts that are not launched there, because lanes have few registers: for eight rows of packed weights, and for eight rows of attention.
+NOT_LAUNCHED = {"bmg": r"linear_packed(_integers)?-f16-\d+-3-|attention_(decode|append)-f16-\d-\d-1$|attention_packed-f16-\d-\d-\d-\d-1$"}
 
 
 @functools.cache
@@ -48,12 +50,14 @@ def own_kernels():
     return {name for file in (HERE.parent.parent / "crates/kiln-kernels/src").rglob("*.rs") for name in re.findall(launched, file.read_text())}
 
 
-def texts_of(folder, patterns):
+def texts_of(folder, patterns, others="$^"):
     """Files by what their figures are called. Permutations of CUDA C++ have names of no meaning: those of the same types count as one text, unless the
-    text says which permutation it is (`write_permutation` in crates/kiln-kernels)."""
+    text says which permutation it is (`write_permutation` in crates/kiln-kernels). Those that `others` matches are left out."""
     found = {}
     for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):
         name = file.stem
+        if re.match(others, name):
+            continue
         if file.suffix == ".cu":
             kernel, types = re.fullmatch(r"(\w+?)((?:_[a-z]_\w+?)*)(?:_[0-9a-f]{8})?-\d+", name).groups()
             # What is computed in bfloat16 is computed in float16, too.
@@ -128,16 +132,17 @@ def by_weight(figures):
 
     def cell(format, rows):
         # The weights that a lane multiplies in a turn of the loop, in shaders and in CUDA C++.
-        number, weights = FORMATS[format], {1: 128, 8: 1024 if format == "Q6_K" else 512}[rows]
+        number, weights = FORMATS[format], {1: 128, 4: 512, 8: 1024 if format == "Q6_K" else 512}[rows]
         if figure := figures.get(f"linear_packed-f16-{number}-{rows.bit_length() - 1}-0-0"):
             return f"{figure['loop'] / weights:.2f}"
         figure = worst(of_cube(figures, f"linear_packed-e-f16-n-4-{format.lower()}-{rows}", normed=False))
         return f"{figure['loop'] / min(weights, 512):.2f}" if "loop" in figure else "-"
 
-    lines = [f"| {format} | {cell(format, 1)} | {cell(format, 8)} |" for format in FORMATS]
+    most = 8 if any(re.match(r"linear_packed-.*f16-.*(-3-|-8)", name) for name in figures) else 4
+    lines = [f"| {format} | {cell(format, 1)} | {cell(format, most)} |" for format in FORMATS]
     if all(line.endswith("| - | - |") for line in lines):
         return []
-    begin = ["Instructions of the main loop of `linear_packed` in float16, for each weight and row of `x`:", "", "| format | 1 row | 8 rows |", "|---|---|---|"]
+    begin = ["Instructions of the main loop of `linear_packed` in float16, for each weight and row of `x`:", "", f"| format | 1 row | {most} rows |", "|---|---|---|"]
     return [*begin, *lines, ""]
 
 
@@ -197,7 +202,7 @@ def main():
     (old, old_drivers), figures, drivers = committed(), {}, {}
     failed = False
     for target, (program, patterns, gpu) in TARGETS.items():
-        found = texts_of(arguments.folder, patterns)
+        found = texts_of(arguments.folder, patterns, NOT_LAUNCHED.get(target, "$^"))
         if not found or target not in arguments.only:
             continue
         prefix = []

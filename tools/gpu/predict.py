@@ -25,7 +25,7 @@ GPUS = [
     ("H100, CUDA", "sm_90a", 3350, 29.6, 300, 3.8),
     ("RX 7900 XTX", "navi31", 960, 15.3, 61.4, 5.0),
     ("M3 Max", "navi31", 400, 7.1, 7.1, 4.2),
-    ("Arc B580", "bmg", 456, 7.3, None, 8.0),
+    ("Arc B580", "bmg", 456, 7.3, 58.4, 8.0),
 ]
 # Targets of which the shaders' figures are known.
 SHADERS = ("navi31", "bmg")
@@ -55,16 +55,20 @@ LAUNCHES_BEFORE = {"Q4_K_M": 317}
 BEFORE_EIGHT = 15.7 / 8
 BEFORE = {"navi31": {"q4_0": 4.1, "q8_0": 4.1, "q4_k": 4.9, "q6_k": 6.5}, "sm_89": {"q4_0": 4.9, "q8_0": 5.3, "q4_k": 5.9, "q6_k": 7.5}}
 
-# Of the shader `linear_tiles_packed` for 17 to 64 rows, for each weight of Q4_0 and 32 rows: instructions of a lane, counted by hand in RADV's listing (214 of
-# 128 lanes, for 64 x 64 weights), and multiply-adds.
-FEW_STEP = 214 * 128 / (64 * 64)
+# Of the shader `linear_tiles_packed` for 17 to 64 rows, for each weight of Q4_0 and 32 rows: instructions of a lane, counted by hand in the listings of RADV (214
+# of 128 lanes, for 64 x 64 weights) and of ANV (391, for 64 x 32), and multiply-adds.
+FEW_STEP = {"navi31": 214 * 128 / (64 * 64), "bmg": 391 * 128 / (64 * 32)}
 FEW_ROWS = 32
 
 # Prompts: the share of multiply-adds that large products reach; `are_better_unpacked` in crates/kiln-kernels/src/linear/tiles.rs; and cycles of a subgroup
-# for 16 products of matrices in `linear_tiles`, counted by hand in RADV's listing: 32 for a product, 2 for each of 46, 101 and 138 instructions.
-MULTIPLIED = 0.8
-UNPACKED_ROWS = 512
-TILE_CYCLES = {format: 16 * 32 + 2 * instructions for format, instructions in [("f16", 46), ("q4_0", 101), ("q4_k", 138)]}
+# for 16 products of matrices in `linear_tiles`, counted by hand. RADV's listing: 32 for a product, 2 for each of 46, 101 and 138 instructions. ANV's: 2 for each
+# of 340, 605 and 670 instructions; its units take 16 for a product, meanwhile.
+MULTIPLIED = {"navi31": 0.8, "bmg": ISSUED * 16 * 16 / (2 * 340)}
+UNPACKED_ROWS = {"RX 7900 XTX": 512, "M3 Max": 256, "Arc B580": 256}
+TILE_CYCLES = {
+    "navi31": {format: 16 * 32 + 2 * instructions for format, instructions in [("f16", 46), ("q4_0", 101), ("q4_k", 138)]},
+    "bmg": {format: 2 * instructions for format, instructions in [("f16", 340), ("q4_0", 605), ("q4_k", 670)]},
+}
 
 
 def figures():
@@ -165,8 +169,10 @@ def batch(gpu, rows, before):
     """Tokens a second of all rows in Q4_0."""
     name, target, bandwidth, issue, units, launch = gpu
     is_cuda = name.endswith("CUDA") and not before
-    few = units and rows > 16 and not before
-    each = FIGURES[target, "linear_packed-f16-1-3-0-0"]["loop"] / 512 if target in SHADERS else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
+    few = rows > 16 and not before
+    # On Intel's GPUs, workgroups of four rows.
+    text = f"linear_packed-f16-1-{2 if target == 'bmg' else 3}-0-0"
+    each = FIGURES[target, text]["loop"] / 512 if target in SHADERS else of_cube(target, "linear_packed-e-f16-n-4-q4_0-8", False)["loop"] / 512
     if before:
         each = BEFORE_EIGHT
     total = rows * KV_BYTES / (READ * bandwidth * 1e9)
@@ -184,10 +190,10 @@ def batch(gpu, rows, before):
             passes = 1
             busy = max(lanes / (ISSUED * issue * 1e12), rows / (units * 1e12))
         elif few:
-            slots = FEW_STEP / (ISSUED * issue * 1e12)
+            slots = FEW_STEP.get(target, FEW_STEP["navi31"]) / (ISSUED * issue * 1e12)
             # On AMD's and Apple's GPUs, matrices are multiplied by the lanes that compute the rest.
             multiplied = FEW_ROWS / (units * 1e12)
-            busy = max(slots, multiplied) if target.startswith("sm") else slots + multiplied
+            busy = slots + multiplied if target == "navi31" else max(slots, multiplied)
         elif before and rows > 16:
             # All weights were unpacked to memory. Multiplying took less than that.
             busy, passes, read = 0, 1, read + 4
@@ -217,14 +223,14 @@ def in_integers(gpu, rows):
 
 def prompt(gpu, tokens, format):
     """Time of the products of a prompt's chunk with packed weights, beside that with weights in float16."""
-    name, _, bandwidth, _, units, _ = gpu
+    name, target, bandwidth, _, units, _ = gpu
     if name.endswith("Vulkan"):
         # Matrices are multiplied beside the lanes that unpack.
         return 1.0
-    if tokens < UNPACKED_ROWS and not name.endswith("CUDA"):
-        return TILE_CYCLES[format] / TILE_CYCLES["f16"]
+    if tokens < UNPACKED_ROWS.get(name, 0):
+        return TILE_CYCLES[target][format] / TILE_CYCLES[target]["f16"]
     unpacked = (BITS[format] + BITS["f16"]) / 8 / (READ * bandwidth * 1e9)
-    return 1 + unpacked / (tokens / (MULTIPLIED * units * 1e12))
+    return 1 + unpacked / (tokens / (MULTIPLIED.get(target, 0.8) * units * 1e12))
 
 
 def tables():
@@ -236,9 +242,8 @@ def tables():
             cells.append(f"{' / '.join(shares)}, {1 / seconds(model, gpu, False):.0f} t/s")
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} |")
     lines += ["", "| | 8 rows, before / now | 16 rows, before / now | 32 rows, before / now | 32 rows beside 16, now | 64 rows, now |", "|---|---|---|---|---|---|"]
-    # Without matrix units, wgpu multiplies more than 16 rows with a program that these formulas do not describe.
-    for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
-        is_known = lambda rows: gpu[1] == "navi31" or rows > 16
+    for gpu in GPUS:
+        is_known = lambda rows: gpu[1] == "navi31" or rows > 16 and gpu[1] != "bmg"
         cells = [f"{batch(gpu, rows, True):,.0f} / " * is_known(rows) + f"{batch(gpu, rows, False):,.0f}" for rows in (8, 16, 32)]
         most = f"{batch(gpu, 64, False):,.0f}" if gpu[0].endswith("CUDA") else "-"
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} | {batch(gpu, 32, False) / batch(gpu, 16, False):.1f} | {most} |")
@@ -249,7 +254,7 @@ def tables():
         cells = [f"{floats(rows):,.0f} / {in_integers(gpu, rows):,.0f}" for rows in (1, 8, 16)]
         lines.append(f"| {gpu[0]} | {' | '.join(cells)} | | |")
     lines += ["", "| | chunk of 256 tokens, Q4_0 / Q4_K | of 512 | largest chunk | |", "|---|---|---|---|---|"]
-    for gpu in [gpu for gpu in GPUS if gpu[0] != "Arc B580"]:
+    for gpu in GPUS:
         # `largest_chunk` in crates/kiln/src/model/generating.rs
         largest = 1152 if gpu[0] == "M3 Max" else 2048
         ratios = [" / ".join(f"{prompt(gpu, tokens, format):.2f}" for format in ("q4_0", "q4_k")) for tokens in (256, 512, largest)]

@@ -80,7 +80,7 @@ fn json(info: &DeviceInfo) -> serde_json::Value {
         "memory": info.memory,
         "f16": info.f16,
         "subgroups": info.subgroups,
-        "matrix_units": info.matrix_units.map(|units| units.size),
+        "matrix_units": info.matrix_units.map(|units| units.to_string()),
         "largest_binding": (info.largest_binding != usize::MAX).then_some(info.largest_binding),
     })
 }

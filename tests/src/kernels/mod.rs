@@ -217,6 +217,45 @@ fn matrix_units_can_be_left_out() {
     }
 }
 
+/// Where lanes have few registers, products and attention take fewer rows at once.
+#[test]
+fn few_registers_are_enough() {
+    if !cases_are("many-rows") {
+        return eprintln!("not tested: other tests run meanwhile, and compare bits");
+    }
+    let devices = kiln_testkit::devices::opened();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
+    let reference = Kernels::new(Choice::Reference, &cpu.device).unwrap();
+    for (name, opened) in devices.iter().filter(|(name, _)| name.starts_with("wgpu")) {
+        let own = opened.info.few_registers;
+        let mut kernels = kernels();
+        kernels.retain(|kernel| ["linear", "normed_linear", "gated", "attention"].contains(&kernel.name));
+        for kernel in kernels {
+            let is_launched = |case: &AnyCase| {
+                let own = path(Choice::Auto, name);
+                case.path(own, DType::F16, &opened.device) == own && !case.has_many_rows(&reference)
+            };
+            let cases: Vec<_> = kernel.cases().into_iter().filter(is_launched).collect();
+            let results = |are_few| -> Vec<_> {
+                let on = opened.clone().with_few_registers(are_few);
+                let kernels = Kernels::new(Choice::Auto, &on.device).unwrap();
+                let run = |case: &AnyCase| block_on(case.run(&kernels, DType::F16)).unwrap();
+                cases.iter().map(run).collect()
+            };
+            let (few, many) = (results(true), results(false));
+            opened.clone().with_few_registers(own);
+            if kernel.name != "attention" {
+                assert!(few == many, "{} on {name} has other bits with few registers", kernel.name);
+                continue;
+            }
+            for (case, got) in cases.iter().zip(&few) {
+                let want = block_on(case.run(&reference, DType::F16)).unwrap();
+                assert_eq!(case.difference(DType::F16, got, &want), None, "{name}: {case:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn kernel_choices_are_parsed_from_what_they_print() {
     for choice in Choice::ALL {

@@ -8,6 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{AttentionShape, Buffers, LARGEST_HEAD};
 use crate::runtime::{
+    device::opened::has_few_registers,
     kernel::INVARIANT_UP_TO,
     launch::{empty, empty_like, enough, prefers_few_groups, primitive},
 };
@@ -94,7 +95,8 @@ impl Sharing {
         shape: &AttentionShape,
         device: &Device,
     ) -> Self {
-        let fours = if together > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
+        let is_worth_two = together > 4 && 2 * head_dim <= LARGEST_HEAD && !has_few_registers(device);
+        let fours = if is_worth_two { 2 } else { 1 };
         // Rounds of 256 keys. A part is most expensive on software GPUs.
         let chunk = if prefers_few_groups(device) { 1024 } else { 256 };
         let splits = match shape.window {

@@ -7,20 +7,17 @@ use super::{Attention, BINDINGS, MIXED};
 use crate::runtime::{
     kernel::Kernel,
     launch::comes_in,
-    matrix_units::{cells, units_for},
+    matrix_units::{cells, matrices, units_for},
     shader::{Lines, Shader},
 };
 
 macro_rules! units {
-    ($([$size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
-        /// Sizes of matrices, and threads of subgroups.
-        const UNITS: &[(u32, u32)] = &[$(($size, $threads)),*];
+    ($([$height:tt x $size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
+        /// Heights and sizes of matrices, and threads of subgroups.
+        const UNITS: &[(u32, u32, u32)] = &[$(($height, $size, $threads)),*];
         const LINES: Lines = || &[
             $(concat!(
-                "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
-                "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
-                "alias y_matrix = coop_mat", $size, "x", $size, "<f32, C>;\n",
-                "const SIZE = ", $size, "u;\n",
+                matrices!($height x $size),
                 "const LANES = ", $lanes, "u;\n",
                 "// What memory consists of, and how many of them four numbers are.\n",
                 cells!($cells),
@@ -33,10 +30,10 @@ macro_rules! units {
 // that share keys. Software devices have subgroups of 8 threads and run for tests alone: they get a text with
 // half as many subgroups as parts, and Metal's, with four times as many.
 units! {
-    [16 32 128 fours],
-    [8 32 128 scalars],
-    [8 8 16 fours],
-    [8 8 128 scalars],
+    [16 x 16 32 128 fours],
+    [8 x 8 32 128 scalars],
+    [8 x 8 8 16 fours],
+    [8 x 8 8 128 scalars],
 }
 
 /// Lengths of vectors, in the order of [`DIMS`].
@@ -62,7 +59,7 @@ pub(super) fn picks(tensors: [&CubeTensor; 3], split: usize, device: &Device) ->
     let [q, ..] = tensors;
     let units = units_for(Attention::NAME, q.dtype, device)?;
     // A text is right for subgroups of any size. Those of 32 threads are common.
-    let of = |threads| UNITS.iter().position(|&own| own == (units.size, threads));
+    let of = |threads| UNITS.iter().position(|&own| own == (units.height, units.size, threads));
     let first = of(units.threads).or_else(|| of(32))?;
     let number = if UNITS.get(first + split) == UNITS.get(first) { first + split } else { first };
     let length = LENGTHS.iter().position(|length| q.meta.shape().last() == Some(length))?;

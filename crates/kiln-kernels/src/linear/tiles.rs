@@ -11,31 +11,34 @@ use crate::{
         device::info::MatrixUnits,
         kernel::{INVARIANT_UP_TO, Kernel},
         launch::{Launch, comes_in, empty, in_order, primitive, strides},
-        matrix_units::{cells, units_for},
+        matrix_units::{cells, matrices, units_for},
         shader::{Binding, Lines, Shader, reads, writes},
     },
     shaders::linear_tiles::Info,
 };
 
-/// A division of y into tiles. A workgroup has a tile, and a subgroup a part of it: 2 x 4 matrices.
+/// A division of y into tiles. A workgroup has a tile, and a subgroup a part of it: two rows of matrices.
 struct Shape {
-    /// The size of matrices and the threads of subgroups for which this shape is best.
+    /// The matrices and the threads of subgroups for which this shape is best.
+    height: u32,
     size: u32,
     threads: u32,
     lanes: usize,
     down: usize,
     across: usize,
+    /// Matrices side by side in a part.
+    wide: usize,
     /// The most subgroups that share a part. Each multiplies some numbers along the sum.
     splits: usize,
 }
 
 impl Shape {
     fn rows(&self) -> usize {
-        2 * self.size as usize * self.down
+        2 * self.height as usize * self.down
     }
 
     fn outputs(&self) -> usize {
-        4 * self.size as usize * self.across
+        self.wide * self.size as usize * self.across
     }
 
     /// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
@@ -45,27 +48,32 @@ impl Shape {
 }
 
 macro_rules! shapes {
-    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $splits:literal $cells:ident],)*) => {
+    ($([
+        $height:tt x $size:tt $threads:literal $lanes:literal $down:literal $across:literal $wide:literal
+        $splits:literal $cells:ident $ahead:literal
+    ],)*) => {
         const SHAPES: &[Shape] = &[
             $(Shape {
+                height: $height,
                 size: $size,
                 threads: $threads,
                 lanes: $lanes,
                 down: $down,
                 across: $across,
+                wide: $wide,
                 splits: $splits,
             }),*
         ];
         const LINES: Lines = || &[
             $(concat!(
-                "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
-                "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
-                "alias y_matrix = coop_mat", $size, "x", $size, "<f32, C>;\n",
-                "const SIZE = ", $size, "u;\n",
+                matrices!($height x $size),
                 "const LANES = ", $lanes, "u;\n",
                 "const DOWN = ", $down, "u;\n",
                 "const ACROSS = ", $across, "u;\n",
+                "const WIDE = ", $wide, "u;\n",
                 "const SPLITS = ", $splits, "u;\n",
+                "// Whether the next step is read while this one is multiplied. It takes registers.\n",
+                "const AHEAD = ", $ahead, ";\n",
                 "// What memory consists of, and how many of them four numbers are.\n",
                 cells!($cells),
             )),*
@@ -76,16 +84,20 @@ macro_rules! shapes {
 // The shapes for the same units are for large results, for others, and for few rows. Software devices have
 // subgroups of 8 threads and run for tests alone: they get Metal's texts for large results and few rows, in
 // which there are more subgroups than can be used, and one for others with fewer subgroups than parts.
+// Intel's compiler has registers for 2 x 2 matrices of sums, where nothing is read ahead.
 shapes! {
-    [16 32 256 4 2 1 fours],
-    [16 32 64 2 1 1 fours],
-    [16 32 128 1 1 4 fours],
-    [8 32 256 4 2 1 scalars],
-    [8 32 64 2 1 1 scalars],
-    [8 32 256 2 2 2 scalars],
-    [8 8 256 4 2 1 scalars],
-    [8 8 64 4 4 1 fours],
-    [8 8 256 2 2 2 scalars],
+    [16 x 16 32 256 4 2 4 1 fours true],
+    [16 x 16 32 64 2 1 4 1 fours true],
+    [16 x 16 32 128 1 1 4 4 fours true],
+    [8 x 8 32 256 4 2 4 1 scalars true],
+    [8 x 8 32 64 2 1 4 1 scalars true],
+    [8 x 8 32 256 2 2 4 2 scalars true],
+    [8 x 8 8 256 4 2 4 1 scalars true],
+    [8 x 8 8 64 4 4 4 1 fours true],
+    [8 x 8 8 256 2 2 4 2 scalars true],
+    [8 x 16 32 256 4 2 2 1 fours false],
+    [8 x 16 32 128 2 2 2 1 fours false],
+    [8 x 16 32 128 2 1 2 2 fours false],
 }
 
 /// Places of shapes among those for the same units.
@@ -130,15 +142,17 @@ pub(in crate::linear) fn takes(dtype: DType, device: &Device) -> bool {
 }
 
 /// Whether packed weights are better unpacked to memory, and multiplied like dense ones. Where lanes multiply
-/// matrices, they do not unpack meanwhile, and every tile down the rows unpacks anew.
+/// matrices, or have more to do than the units, unpacking takes time, and every tile down the rows unpacks
+/// anew.
 pub(in crate::linear) fn are_better_unpacked(linear: &Linear) -> bool {
-    /// Unpacking takes less time, by count, from 470 rows in Q4_K and 790 in Q4_0 on a Radeon 7900 XTX, and
-    /// from 220 on an M3 Max. No GPU was there to measure it.
-    const ROWS: usize = 512;
-
     let [rows, tokens, _] = linear.x.dims();
     let units = units_for(Linear::NAME, linear.x.dtype(), &linear.x.device());
-    rows * tokens >= ROWS && units.is_some_and(|units| !units.beside_lanes)
+    units.filter(|units| !units.beside_lanes).is_some_and(|units| {
+        // Unpacking to memory takes less time, by count, from 470 rows in Q4_K and 790 in Q4_0 on a Radeon
+        // 7900 XTX, from 220 on an M3 Max, and from 160 on an Arc B580. No GPU was there to measure it.
+        let worth = if units.height == 16 { 512 } else { 256 };
+        rows * tokens >= worth
+    })
 }
 
 /// Index of the shape for a result of this size.
@@ -148,7 +162,9 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
     const BUSY: usize = 128;
 
     // A text is right for subgroups of any size. Those of 32 threads are common.
-    let of = |threads| SHAPES.iter().position(|shape| (shape.size, shape.threads) == (units.size, threads));
+    let own = |threads| (units.height, units.size, threads);
+    let of =
+        |threads| SHAPES.iter().position(|shape| (shape.height, shape.size, shape.threads) == own(threads));
     let first = of(units.threads).or_else(|| of(32)).unwrap_or(0);
     if rows <= FEW_ROWS {
         return first + FEW;

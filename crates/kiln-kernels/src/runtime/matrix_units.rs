@@ -25,4 +25,19 @@ macro_rules! cells {
     };
 }
 
-pub(crate) use cells;
+/// The lines that define the matrices: `HEIGHT` rows of the first factor and of sums, `SIZE` of all else.
+/// WGSL names the columns first.
+#[rustfmt::skip]
+macro_rules! matrices {
+    ($height:tt x $size:tt) => {
+        concat!(
+            "alias x_matrix = coop_mat", $size, "x", $height, "<elem, A>;\n",
+            "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
+            "alias y_matrix = coop_mat", $size, "x", $height, "<f32, C>;\n",
+            "const HEIGHT = ", $height, "u;\n",
+            "const SIZE = ", $size, "u;\n",
+        )
+    };
+}
+
+pub(crate) use {cells, matrices};

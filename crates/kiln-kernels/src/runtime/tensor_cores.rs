@@ -78,6 +78,7 @@ pub(crate) fn depth_of_products(dtype: DType, properties: &DeviceProperties) -> 
 /// The tensor cores of a device with these properties, if there are any.
 #[cfg(feature = "cuda")]
 pub(crate) fn units_of(properties: &DeviceProperties) -> Option<MatrixUnits> {
-    let units = MatrixUnits { size: SIZE as u32, threads: WARP as u32, beside_lanes: true };
+    let units =
+        MatrixUnits { height: SIZE as u32, size: SIZE as u32, threads: WARP as u32, beside_lanes: true };
     can_multiply(DType::F16, properties).then_some(units)
 }

@@ -319,7 +319,7 @@ mod tests {
         };
         let own = device.info.matrix_units;
         // Kernels of this process will try to use them. No kernel multiplies with them on a software device.
-        let units = MatrixUnits { size: 16, threads: 32, beside_lanes: false };
+        let units = MatrixUnits { height: 16, size: 16, threads: 32, beside_lanes: false };
         let device = device.with_matrix_units(Some(units));
         let planted = [KernelInfo::of::<Planted>()];
         let record = Record::of(key(&device), None);

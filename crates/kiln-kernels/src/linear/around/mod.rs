@@ -134,6 +134,14 @@ impl Sharing {
         let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);
         Self { splits, together, workgroups }
     }
+
+    /// A division of these `rows` of x with up to four per workgroup.
+    #[cfg(feature = "wgpu")]
+    fn by_four(self, rows: usize) -> Self {
+        let together = self.together.min(4);
+        let workgroups = self.workgroups / rows.div_ceil(self.together) * rows.div_ceil(together);
+        Self { together, workgroups, ..self }
+    }
 }
 
 /// How the shader reads tensors: by fours where their layout allows it.

@@ -12,7 +12,10 @@ use super::{Around, BYTES, PACKED, ROWS_IN_BYTES, SHADER, Sharing};
 use crate::{
     linear::{around::Then, matrix::Matrix, packed_lines},
     norm::rms_norm::NormOrder,
-    runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+    runtime::{
+        device::opened::has_few_registers,
+        launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+    },
     shaders::{linear::Info, rows_in_bytes},
 };
 
@@ -60,8 +63,10 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     let (biased, added) = (bias.is_some(), residual.is_some());
     let text = Text::of(&weight);
     let packed = text.is_some();
-    let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, [then.places(output), input], packed, &device);
+    let sharing = Sharing::new(rows, [then.places(output), input], packed, &device);
+    // Intel's compiler spills up to 226 registers for eight rows of packed weights, and few for bytes.
+    let by_four = matches!(text, Some(Text::Floats(_))) && has_few_registers(&device);
+    let Sharing { splits, together, workgroups } = if by_four { sharing.by_four(rows) } else { sharing };
     // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);

@@ -29,6 +29,7 @@ pub(super) fn info() -> Result<DeviceInfo> {
         f16: false,
         subgroups: None,
         matrix_units: None,
+        few_registers: false,
         largest_binding: usize::MAX,
     })
 }

@@ -117,6 +117,7 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
         f16: Device::cuda(index).supports_dtype(DType::F16),
         subgroups: Some((32, 32)),
         matrix_units: tensor_cores::units_of(&properties),
+        few_registers: false,
         // Pages of cubecl are at most a quarter of the memory.
         largest_binding: total.map_or(1 << 30, |total| usize::try_from(total / 4).unwrap_or(usize::MAX)),
     })

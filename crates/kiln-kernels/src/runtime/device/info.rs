@@ -82,18 +82,20 @@ impl fmt::Display for DeviceClass {
 /// operands cooperative matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixUnits {
-    /// Rows of each matrix, and columns.
+    /// Rows of the first factor, and of the sums.
+    pub height: u32,
+    /// Columns of all matrices, and rows of the second factor.
     pub size: u32,
     /// Threads in the smallest subgroup. The threads of a subgroup hold a matrix together.
     pub threads: u32,
-    /// Whether they work beside the lanes, as NVIDIA's do. Otherwise the lanes multiply, and do nothing else
-    /// meanwhile.
+    /// Whether they work beside lanes that have time to unpack weights meanwhile: NVIDIA's. On AMD's and
+    /// Apple's GPUs the lanes multiply; on Intel's they are busy loading.
     pub beside_lanes: bool,
 }
 
 impl fmt::Display for MatrixUnits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{0}x{0}", self.size)
+        write!(f, "{}x{}", self.height, self.size)
     }
 }
 
@@ -112,6 +114,8 @@ pub struct DeviceInfo {
     pub subgroups: Option<(u32, u32)>,
     /// Units that multiply float16 matrices with float32 sums, if kernels can use them.
     pub matrix_units: Option<MatrixUnits>,
+    /// Whether lanes have so few registers that they compute half as many rows at once: Intel's.
+    pub few_registers: bool,
     /// Bytes of the largest tensor that a kernel can be given.
     pub largest_binding: usize,
 }

@@ -24,6 +24,14 @@ impl Opened {
         self
     }
 
+    /// Makes Kiln's kernels in this process suppose from now on that lanes have few registers, or many.
+    pub fn with_few_registers(mut self, are_few: bool) -> Self {
+        #[cfg(feature = "cube")]
+        opened::set_few_registers(&self.device, are_few);
+        self.info.few_registers = are_few;
+        self
+    }
+
     /// Makes the kernels with these names in this process do without matrix units from now on.
     pub fn without_matrix_units_in(self, kernels: impl IntoIterator<Item = String>) -> Self {
         #[cfg(feature = "cube")]

@@ -79,6 +79,16 @@ pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
     of(device, |gpu| gpu.opened.info.matrix_units = units);
 }
 
+/// Whether lanes of a device that [`open`](fn@crate::device::open) opened have few registers.
+pub(crate) fn has_few_registers(device: &Device) -> bool {
+    of(device, |gpu| gpu.opened.info.few_registers).unwrap_or(false)
+}
+
+/// Sets the result of [`has_few_registers`] from now on.
+pub(super) fn set_few_registers(device: &Device, are_few: bool) {
+    of(device, |gpu| gpu.opened.info.few_registers = are_few);
+}
+
 /// Makes `kernels` do without matrix units from now on.
 pub(super) fn leave_out_matrix_units(device: &Device, kernels: impl IntoIterator<Item = String>) {
     of(device, |gpu| gpu.without_matrix_units.extend(kernels));

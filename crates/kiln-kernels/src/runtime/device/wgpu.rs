@@ -42,8 +42,9 @@ const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MA
 /// Bytes of workgroup memory that these shaders may use.
 const MATRIX_MEMORY: u32 = 32 << 10;
 
-/// The number of the vendor in the PCI registry.
+/// Vendors' numbers in the PCI registry.
 const NVIDIA: u32 = 0x10de;
+const INTEL: u32 = 0x8086;
 
 /// Devices opened so far, by their index.
 static OPENED: Mutex<BTreeMap<usize, Handles>> = Mutex::new(BTreeMap::new());
@@ -78,7 +79,8 @@ pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bo
     known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
 }
 
-/// The largest square float16 matrices with float32 sums.
+/// The largest float16 matrices with float32 sums that shaders know: square ones, or those with half as many
+/// rows of the first factor, which Intel's GPUs have.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     use wgpu::CooperativeScalarType::{F16, F32};
 
@@ -87,13 +89,14 @@ fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     let threads = if info.backend == wgpu::Backend::Metal { 32 } else { info.subgroup_min_size };
     let all = adapter.cooperative_matrix_properties().into_iter();
     let taken = all.filter(|matrix| {
-        let is_square = matrix.m_size == matrix.n_size && matrix.n_size == matrix.k_size;
-        is_square && matrix.ab_type == F16 && matrix.cr_type == F32 && !matrix.saturating_accumulation
+        let sizes = (matrix.m_size, matrix.n_size, matrix.k_size);
+        let is_known = matches!(sizes, (8, 8, 8) | (16, 16, 16) | (8, 16, 16));
+        is_known && matrix.ab_type == F16 && matrix.cr_type == F32 && !matrix.saturating_accumulation
     });
-    let size = taken.map(|matrix| matrix.m_size).max()?;
+    let (size, height) = taken.map(|matrix| (matrix.n_size, matrix.m_size)).max()?;
     let has_memory = adapter.limits().max_compute_workgroup_storage_size >= MATRIX_MEMORY;
     let beside_lanes = info.vendor == NVIDIA;
-    let units = MatrixUnits { size, threads, beside_lanes };
+    let units = MatrixUnits { height, size, threads, beside_lanes };
     (has_memory && adapter.features().contains(MATRIX_UNITS)).then_some(units)
 }
 
@@ -111,6 +114,7 @@ fn info_of(adapter: &wgpu::Adapter, class: DeviceClass, memory: Option<u64>) -> 
         f16: features.contains(wgpu::Features::SHADER_F16),
         subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
         matrix_units: matrix_units_of(adapter),
+        few_registers: info.vendor == INTEL,
         largest_binding: largest_binding_of(&adapter.limits()),
     }
 }
