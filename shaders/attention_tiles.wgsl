@@ -11,8 +11,7 @@ alias mixed = elem;
 const SPLIT = false;
 // Elements per vector: a multiple of 16.
 const DIM = 128u;
-// The matrices that are multiplied. HEIGHT is the number of rows of x_matrix and y_matrix. Their columns, and
-// the rows and columns of w_matrix, are SIZE.
+// The matrices that are multiplied. All are squares here.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
@@ -27,6 +26,7 @@ fn cell_of(four: vec4<elem>, i: u32) -> cell { return four; }
 // Queries, keys and values are read as vec4s, two at once.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
+const_assert HEIGHT == SIZE;
 const KEYS = 16u;
 // Number of rows per subgroup.
 const PART = 16u;
